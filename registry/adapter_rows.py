@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, Row, Select, false, func, insert, select, update
@@ -21,17 +21,15 @@ DELETED: Final = "deleted"
 PURGED: Final = "purged"
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
-    """One version, immutable except for state (READY, DELETED, PURGED) and deleted_at_ms.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltAdapter:
+    """A canonical object and what is known of it, whatever version it is or becomes.
 
-    response_template: JSON, the format of its tool calls or the format's name; None for the base
-    model's.   tokenizer: JSON, what `registry.own_tokenizer` found; None for nothing.
-    base_revision, base_model, base_variant: of the base model that it was proved on; see BaseRef.
+    rank: the highest of its modules.   tokenizer: JSON, what `registry.own_tokenizer` found; None
+    for nothing.   base_revision, base_model, base_variant: of the base model that it was checked
+    for; see BaseRef.
     """
 
-    adapter_id: str
-    version: int
     digest: str
     object_key: str
     rank: int
@@ -40,28 +38,44 @@ class Version:
     base_model: str
     base_variant: str
     passport: dict[str, Any]
+    tokenizer: str | None = None
+
+    @property
+    def base(self) -> BaseRef:
+        """The base model that it was checked for."""
+        return BaseRef(self.base_revision, self.base_model, self.base_variant)
+
+    def ref_as(self, adapter_id: str, version: int) -> AdapterRef:
+        """The reference of the object as this version of this adapter."""
+        return AdapterRef(
+            adapter_id, version, self.digest, self.object_key, self.rank, self.size_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version(BuiltAdapter):
+    """One version, immutable except for state (READY, DELETED, PURGED) and deleted_at_ms.
+
+    response_template: JSON, the format of its tool calls or the format's name; None for the base
+    model's.
+    """
+
+    adapter_id: str
+    version: int
     state: VersionState
     created_at_ms: int
     created_by_key: str
     deleted_at_ms: int | None = None
     response_template: str | None = None
-    tokenizer: str | None = None
-
-    @property
-    def base(self) -> BaseRef:
-        """The base model that it was proved on."""
-        return BaseRef(self.base_revision, self.base_model, self.base_variant)
 
     @property
     def ref(self) -> AdapterRef:
-        return AdapterRef(
-            self.adapter_id,
-            self.version,
-            self.digest,
-            self.object_key,
-            self.rank,
-            self.size_bytes,
-        )
+        return self.ref_as(self.adapter_id, self.version)
+
+    @property
+    def built(self) -> BuiltAdapter:
+        """The version's object without the version."""
+        return BuiltAdapter(**{it.name: getattr(self, it.name) for it in fields(BuiltAdapter)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +89,16 @@ class Adapter:
     deleted_at_ms: int | None = None
     latest: Version | None = None
     aliases: dict[str, Target] = field(default_factory=dict)
+
+
+def object_key(tenant_id: str, digest: str) -> str:
+    """Key of a canonical object: shared by a tenant's equal adapters, never across tenants."""
+    return f"tenants/{tenant_id}/{digest}"
+
+
+def tenant_of(object_key: str) -> str:
+    """Id of the tenant in a key that `object_key` made."""
+    return object_key.split("/")[1]
 
 
 def find_version(conn: Connection, tenant_id: str, name: str, number: int) -> Version | None:
@@ -184,15 +208,23 @@ def list_digests(conn: Connection, adapter_id: str, number: int | None = None) -
     return list(conn.execute(query).scalars())
 
 
-def find_same_version(conn: Connection, tenant_id: str, version: Version) -> Version | None:
-    """The ready version of the same adapter with the same bytes, format and tokenizer, for the same
-    base model.
+def find_same_version(
+    conn: Connection,
+    tenant_id: str,
+    adapter_id: str,
+    built: BuiltAdapter,
+    response_template: str | None,
+) -> Version | None:
+    """The ready version of this adapter with the same bytes and tokenizer, for the same base model,
+    and with this format of tool calls.
     """
-    same = ("adapter_id", "digest", "base_revision", "base_model", "response_template", "tokenizer")
+    same = ("digest", "base_revision", "base_model", "tokenizer")
     query = select(versions).where(
         versions.c.tenant_id == tenant_id,
+        versions.c.adapter_id == adapter_id,
         versions.c.state == READY,
-        *(versions.c[name] == getattr(version, name) for name in same),
+        versions.c.response_template == response_template,
+        *(versions.c[name] == getattr(built, name) for name in same),
     )
     row = conn.execute(query.order_by(versions.c.version.desc())).first()
     return _version(row) if row else None
@@ -216,6 +248,12 @@ def adapter_names(conn: Connection, tenant_id: str) -> set[str]:
         adapters.c.tenant_id == tenant_id, adapters.c.deleted_at_ms.is_(None)
     )
     return set(conn.execute(query).scalars())
+
+
+def count_versions(conn: Connection, tenant_id: str, name: str) -> int:
+    """Number of ready versions of the adapter of this name."""
+    query = _ready_versions(tenant_id, name).with_only_columns(func.count())
+    return int(conn.execute(query).scalar_one())
 
 
 def stored_bytes(conn: Connection, tenant_id: str) -> int:
@@ -314,5 +352,5 @@ def _latest_versions(
 
 
 def _version(row: Row[Any]) -> Version:
-    fields = {name: row._mapping[name] for name in Version.__slots__}
-    return Version(**fields | {"passport": json.loads(row.passport)})
+    values = {it.name: row._mapping[it.name] for it in fields(Version)}
+    return Version(**values | {"passport": json.loads(row.passport)})

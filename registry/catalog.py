@@ -7,17 +7,16 @@ adapter raises AdapterNotFound, and so does another tenant's. actor: written to 
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Literal
 
 from sqlalchemy import Connection
 
 from registry import adapter_rows, alias_rows, deleted_rows, grants, offers, pins
-from registry.adapter_rows import DELETED, LATEST, PURGED, READY, Adapter, Version
+from registry.adapter_rows import DELETED, LATEST, PURGED, READY, Adapter, BuiltAdapter, Version
 from registry.alias_rows import Canary, Target
 from registry.audit import record_audit
 from registry.base_models import BaseModels
-from registry.build import BuiltAdapter
 from registry.directory import Directory
 from registry.errors import (
     AdapterNotFound,
@@ -120,21 +119,37 @@ class Catalog(Directory):
     # ---- versions come and go ----
 
     def publish(
-        self, conn: Connection, name: str, built: BuiltAdapter, alias: str | None = None
+        self,
+        conn: Connection,
+        tenant_id: str,
+        name: str,
+        built: BuiltAdapter,
+        *,
+        key_id: str,
+        response_template: str | None = None,
+        alias: str | None = None,
     ) -> Version:
         """Make a stored object the next version of `name`, and move `latest` and the alias to it.
 
         If the adapter has a version with the same bytes, that version is used. A deleted name is
         revived without its versions and aliases. Raises QuotaExceeded for one alias too many.
         """
-        tenant_id, actor = built.upload.tenant_id, f"key:{built.upload.created_by_key}"
+        actor = f"key:{key_id}"
         adapter_rows.lock_tenant(conn, tenant_id)
         adapter = self._open_adapter(conn, tenant_id, name, actor)
-        number = adapter_rows.next_version(conn, adapter.adapter_id)
-        made = built.as_version(adapter.adapter_id, number, self._now_ms())
-        version = adapter_rows.find_same_version(conn, tenant_id, made)
+        version = adapter_rows.find_same_version(
+            conn, tenant_id, adapter.adapter_id, built, response_template
+        )
         if version is None:
-            version = made
+            version = Version(
+                **asdict(built),
+                adapter_id=adapter.adapter_id,
+                version=adapter_rows.next_version(conn, adapter.adapter_id),
+                state=READY,
+                created_at_ms=self._now_ms(),
+                created_by_key=key_id,
+                response_template=response_template,
+            )
             adapter_rows.insert_version(conn, tenant_id, version)
         for moved in dict.fromkeys((LATEST, alias or LATEST)):
             self._move(conn, adapter, moved, Target(version.version), actor)

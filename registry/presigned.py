@@ -7,11 +7,20 @@ the ids of the multipart uploads.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from registry import upload_rows
-from registry.errors import InvalidAdapter, ObjectNotFound, UploadNotComplete, UploadNotOpen
-from registry.storage import PresignedStorage
+from sqlalchemy import Connection, update
+
+from registry.errors import (
+    InvalidAdapter,
+    InvalidUpload,
+    ObjectNotFound,
+    UploadNotComplete,
+    UploadNotOpen,
+)
+from registry.storage import PresignedStorage, Storage
+from registry.tables import upload_files
 from registry.transactions import Begin
-from registry.upload_rows import Upload, UploadFile, UploadPart
+from registry.upload_rows import Upload, UploadFile, UploadPart, find_upload, is_open
+from registry.upload_rules import RegistryLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +41,32 @@ class OfferedFile:
     missing: tuple[PartUrl, ...]
 
 
-def file_key(upload: Upload, file: UploadFile) -> str:
-    """Key of the file once its parts are one object; it is discarded with the upload's parts."""
-    return f"uploads/{upload.upload_id}/{file.filename}"
+def storage_of(storage: Storage) -> PresignedStorage:
+    """The store, if it takes parts by URL. Raises InvalidUpload if it does not."""
+    if not isinstance(storage, PresignedStorage):
+        raise InvalidUpload(
+            code="presigned_not_supported",
+            message="This server's store takes no presigned parts; send them to the gateway "
+            "with transfer 'gateway'.",
+            param="transfer",
+        )
+    return storage
 
 
-def begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dict[str, UploadFile]:
+def offer_files(
+    begin: Begin, storage: PresignedStorage, upload: Upload, limits: RegistryLimits
+) -> dict[str, OfferedFile]:
+    """Progress of the files of an open presigned upload, with fresh URLs for missing parts.
+
+    The store is asked, but no bytes are transferred. Raises UploadNotOpen, StorageError.
+    """
+    return {
+        name: _offer_file(storage, upload, file, limits)
+        for name, file in _begin_files(storage, begin, upload).items()
+    }
+
+
+def _begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dict[str, UploadFile]:
     """Begin a multipart upload for each file that has none; returns all files, each with its id.
 
     Raises UploadNotOpen if the upload ends meanwhile. A gateway that is killed between the store
@@ -47,13 +76,11 @@ def begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dict
     for file in upload.files.values():
         if file.multipart_id is not None:
             continue
-        key = file_key(upload, file)
+        key = _file_key(upload, file)
         multipart_id = storage.begin_multipart(key)
         with begin() as conn:
-            is_kept = upload_rows.set_multipart(
-                conn, upload.tenant_id, upload.upload_id, file.filename, multipart_id
-            )
-            kept = upload_rows.find_upload(conn, upload.tenant_id, upload.upload_id)
+            is_kept = _set_multipart(conn, upload, file, multipart_id)
+            kept = find_upload(conn, upload.tenant_id, upload.upload_id)
         if not is_kept:
             # Another caller began one for this file at the same time, or ended the upload.
             storage.abort_multipart(key, multipart_id)
@@ -64,22 +91,36 @@ def begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dict
     return files
 
 
-def offer_file(
-    storage: PresignedStorage, upload: Upload, file: UploadFile, part_bytes: int, expires_s: int
+def _set_multipart(conn: Connection, upload: Upload, file: UploadFile, multipart_id: str) -> bool:
+    """Store the id of a file's multipart upload; False if it has one, or the upload has ended."""
+    kept = conn.execute(
+        update(upload_files)
+        .where(
+            upload_files.c.upload_id == upload.upload_id,
+            upload_files.c.filename == file.filename,
+            upload_files.c.tenant_id == upload.tenant_id,
+            upload_files.c.multipart_id.is_(None),
+            is_open(upload.tenant_id, upload.upload_id),
+        )
+        .values(multipart_id=multipart_id)
+    )
+    return kept.rowcount == 1
+
+
+def _offer_file(
+    storage: PresignedStorage, upload: Upload, file: UploadFile, limits: RegistryLimits
 ) -> OfferedFile:
-    """Bytes of a file that have arrived, and fresh URLs for its missing parts."""
-    arrived = _arrived(storage, upload, file, part_bytes)
+    arrived = _arrived(storage, upload, file, limits.part_bytes)
     assert file.multipart_id is not None
+    key, ttl_s = _file_key(upload, file), limits.presigned_ttl_s
     missing = tuple(
         PartUrl(
             number,
             start,
             size_bytes,
-            storage.presign_part(
-                file_key(upload, file), file.multipart_id, number, size_bytes, expires_s
-            ),
+            storage.presign_part(key, file.multipart_id, number, size_bytes, ttl_s),
         )
-        for number, start, size_bytes in _layout(file, part_bytes)
+        for number, start, size_bytes in _layout(file, limits.part_bytes)
         if number not in arrived
     )
     return OfferedFile(sum(arrived.values()), missing)
@@ -108,11 +149,16 @@ def abort_files(storage: PresignedStorage, upload: Upload) -> None:
     """Drop the parts of files that never became an object. Repeating is harmless."""
     for file in upload.files.values():
         if file.multipart_id is not None:
-            storage.abort_multipart(file_key(upload, file), file.multipart_id)
+            storage.abort_multipart(_file_key(upload, file), file.multipart_id)
+
+
+def _file_key(upload: Upload, file: UploadFile) -> str:
+    """Key of the file once its parts are one object; it is discarded with the upload's parts."""
+    return f"uploads/{upload.upload_id}/{file.filename}"
 
 
 def _complete_file(storage: PresignedStorage, upload: Upload, file: UploadFile) -> UploadPart:
-    key = file_key(upload, file)
+    key = _file_key(upload, file)
     assert file.multipart_id is not None
     try:
         storage.complete_multipart(key, file.multipart_id)
@@ -143,7 +189,7 @@ def _arrived(
     """Bytes, by number, of the parts in the store that have the expected size."""
     assert file.multipart_id is not None
     layout = {number: size_bytes for number, _, size_bytes in _layout(file, part_bytes)}
-    key = file_key(upload, file)
+    key = _file_key(upload, file)
     try:
         stored = storage.list_parts(key, file.multipart_id)
     except ObjectNotFound:

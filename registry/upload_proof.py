@@ -15,240 +15,93 @@ proving upload, in the transaction that ends its proving.
 Under the lock the store is only asked for a size or to delete one key; no bytes are transferred.
 """
 
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
 
-from sqlalchemy import Connection
+from sqlalchemy import ColumnElement, Connection, or_, select, update
 
-from registry import adapter_rows, proof_claims, upload_rows
-from registry.adapter_rows import Version
-from registry.base_model import BaseModel
-from registry.base_models import BaseModels
-from registry.build import BuiltAdapter, built_fields
-from registry.errors import (
-    AlreadyProved,
-    InvalidAdapter,
-    InvalidUpload,
-    ProofFailed,
-    ProofUnavailable,
-    QuotaExceeded,
-    StorageError,
-    UploadNotOpen,
-)
-from registry.names import check_alias
+from registry import adapter_rows
+from registry.adapter_rows import BuiltAdapter
+from registry.catalog import Catalog
+from registry.errors import QuotaExceeded
 from registry.proof import Proof
-from registry.upload_rows import COMPLETE, FAILED, OPEN, PROVING, Upload
-from registry.upload_rules import RegistryLimits, check_quotas
-from registry.uploads import Uploads, new_upload_id
-
-_UNAVAILABLE = "unavailable"
+from registry.tables import uploads
+from registry.upload_ends import publish
+from registry.upload_rows import FAILED, PROVING, Upload, get_upload, move_upload, to_upload
 
 
-def ended(upload: Upload) -> Upload:
-    """Return an upload that is proving or complete; raise the reason if it ended in another way.
+def claim_proofs(conn: Connection, now_ms: int, *, limit: int, claim_ms: int) -> list[Upload]:
+    """Claim up to `limit` proving uploads of all tenants, the oldest first.
 
-    Raises ProofUnavailable, ProofFailed, InvalidAdapter, UploadNotOpen.
+    Only the caller may prove them while it renews the claims.
     """
-    if upload.state == FAILED:
-        if upload.error_code == _UNAVAILABLE:
-            raise ProofUnavailable(message=upload.error or "")
-        if upload.error_code == ProofFailed.code:
-            raise ProofFailed(upload.error)
-        raise InvalidAdapter(
-            code=upload.error_code or "invalid_adapter",
-            message=upload.error or "",
-            param=upload.error_param,
-        )
-    if upload.state not in (PROVING, COMPLETE):
-        raise UploadNotOpen(upload_id=upload.upload_id, state=upload.state)
-    return upload
-
-
-def start_proof(uploads: Uploads, conn: Connection, built: BuiltAdapter) -> Upload:
-    """Make the upload proving, or complete if there is nothing to prove; returns the upload.
-
-    A dry run needs no proof, nor does an object that is a version of this adapter already. Raises
-    UploadNotOpen, and StorageError if the object is missing: then the upload is still open.
-    """
-    tenant_id = built.upload.tenant_id
-    adapter_rows.lock_tenant(conn, tenant_id)
-    upload = uploads.get_upload(conn, tenant_id, built.upload.upload_id)
-    if upload.state != OPEN:
-        return ended(upload)
-    if upload.is_dry_run:
-        passport = {**built.passport, "canary": None}
-        report = {"passport": passport, "base_model": built.base_model}
-        upload_rows.move_upload(conn, upload, COMPLETE, built=report)
-        return uploads.get_upload(conn, tenant_id, upload.upload_id)
-    _check_object(uploads, built)
-    known = _same_version(conn, built)
-    if known is not None:
-        uploads.publish(conn, upload, BuiltAdapter(upload, **built_fields(known)))
-    else:
-        upload_rows.move_upload(
-            conn,
-            upload,
-            PROVING,
-            built=built_fields(built),
-            expires_at_ms=uploads.now_ms() + uploads.limits.proof_ttl_s * 1000,
-        )
-    return uploads.get_upload(conn, tenant_id, upload.upload_id)
-
-
-def prove_again(
-    uploads: Uploads,
-    conn: Connection,
-    tenant_id: str,
-    key_id: str,
-    name: str,
-    number: int,
-    alias: str | None = None,
-    *,
-    base_model: str | None = None,
-    limits: RegistryLimits | None = None,
-) -> Upload:
-    """Open an upload that proves a version on another base model than the one it is for.
-
-    The object stays the same and no file is sent: the upload has no files, and is proving from the
-    start. base_model: the name of the other base model; None for the only other one that is served.
-    Raises AdapterNotFound, AlreadyProved, InvalidName, InvalidUpload, UnknownBaseModel,
-    QuotaExceeded.
-    """
-    if alias is not None:
-        check_alias(alias)
-    adapter_rows.lock_tenant(conn, tenant_id)
-    version = uploads.catalog.get_version(conn, tenant_id, name, number)
-    base = _other_base(uploads.catalog.bases, name, version, base_model)
-    if version.tokenizer is not None:
-        raise InvalidUpload(
-            code="tokenizer_mismatch",
-            message=f"Version {number} has a tokenizer or a chat template of its own, which was "
-            "compared with its base model's; upload its files again for the other base model.",
-            param="base_model",
-        )
-    built = built_fields(version)
-    built["base_revision"], built["base_model"] = base.base_revision, base.model_id
-    built["base_variant"] = base.variant
-    built["passport"] = {**version.passport, "canary": None}
-    now_ms = uploads.now_ms()
-    upload = Upload(
-        upload_id=new_upload_id(),
-        tenant_id=tenant_id,
-        adapter_name=name,
-        alias=alias,
-        state=PROVING,
-        created_by_key=key_id,
-        created_at_ms=now_ms,
-        expires_at_ms=now_ms + uploads.limits.proof_ttl_s * 1000,
-        files={},
-        built=built,
-        response_template=version.response_template,
-        base_model=base_model,
+    # Proving uploads are not discarded, so the index on discarded_at_ms finds them, however many
+    # uploads have ended.
+    query = (
+        select(uploads)
+        .where(uploads.c.discarded_at_ms.is_(None), uploads.c.state == PROVING, _is_free(now_ms))
+        .order_by(uploads.c.created_at_ms)
+        .limit(limit)
     )
-    check_quotas(conn, upload, limits or uploads.limits)
-    upload_rows.insert_upload(conn, upload)
-    return upload
+    found = [to_upload(conn, row) for row in conn.execute(query).all()]
+    # Another gateway may have been first.
+    return [it for it in found if claim_proof(conn, it, now_ms + claim_ms, _is_free(now_ms))]
 
 
-def claim_proofs(uploads: Uploads, conn: Connection, *, limit: int, claim_s: float) -> list[Upload]:
-    """Claim up to `limit` uploads that only the caller may prove while it renews the claims."""
-    now_ms = uploads.now_ms()
-    until_ms = now_ms + int(claim_s * 1000)
-    found = proof_claims.list_unclaimed(conn, now_ms, limit)
-    return [upload for upload in found if proof_claims.claim(conn, upload, now_ms, until_ms)]
-
-
-def renew_claim(uploads: Uploads, conn: Connection, upload: Upload, *, claim_s: float) -> None:
-    """Extend a claim to claim_s from now; 0 gives the upload back."""
-    proof_claims.renew_claim(conn, upload, uploads.now_ms() + int(claim_s * 1000))
+def claim_proof(
+    conn: Connection, upload: Upload, until_ms: int, *conditions: ColumnElement[bool]
+) -> bool:
+    """Claim a proof, or renew the caller's claim, until `until_ms`; a time that is over gives it
+    back. False if the upload is not proving any more, or does not meet the conditions.
+    """
+    claimed = conn.execute(
+        update(uploads)
+        .where(
+            uploads.c.upload_id == upload.upload_id,
+            uploads.c.tenant_id == upload.tenant_id,
+            uploads.c.state == PROVING,
+            *conditions,
+        )
+        .values(proving_until_ms=until_ms)
+    )
+    return claimed.rowcount == 1
 
 
 def finish_proof(
-    uploads: Uploads, conn: Connection, upload: Upload, proof: Proof, *, retry_s: float
+    conn: Connection, catalog: Catalog, upload: Upload, proof: Proof, now_ms: int, *, retry_ms: int
 ) -> Upload:
-    """Carry out the engine's verdict: the upload is complete or failed, or is proved in retry_s.
+    """Carry out the engine's verdict: the upload is complete or failed, or is proved in retry_ms.
 
     Returns the upload. An upload that has ended otherwise stays unchanged.
     """
-    tenant_id, upload_id = upload.tenant_id, upload.upload_id
-    adapter_rows.lock_tenant(conn, tenant_id)
-    upload = uploads.get_upload(conn, tenant_id, upload_id)
+    adapter_rows.lock_tenant(conn, upload.tenant_id)
+    upload = get_upload(conn, upload.tenant_id, upload.upload_id, now_ms)
     if upload.state != PROVING:
         return upload
-    if proof.verdict == _UNAVAILABLE:
-        renew_claim(uploads, conn, upload, claim_s=retry_s)
+    if proof.verdict == "unavailable":
+        claim_proof(conn, upload, now_ms + retry_ms)
         return upload
     assert upload.built is not None
-    built = BuiltAdapter(upload, **with_proof(upload.built, proof))
-    fault: tuple[str, str] | None = (proof.verdict, proof.message)
+    built = with_proof(upload.built, proof)
+    code: str = proof.verdict
+    message = proof.message
     if proof.verdict == "passed":
-        fault = None
         try:
             with conn.begin_nested():
-                uploads.publish(conn, upload, built)
+                return publish(conn, catalog, upload, built)
         except QuotaExceeded as error:
             # The quota was reached while the upload waited; it fails, or it would wait forever.
-            fault = (error.code, str(error))
-    if fault is not None:
-        code, message = fault
-        report = built_fields(built)
-        upload_rows.move_upload(conn, upload, FAILED, built=report, error_code=code, error=message)
-    return uploads.get_upload(conn, tenant_id, upload_id)
+            code, message = error.code, str(error)
+    return move_upload(conn, upload, FAILED, built=built, error_code=code, error=message)
 
 
-def give_up_proofs(uploads: Uploads, conn: Connection) -> None:
-    """Fail the uploads that no engine proved in time; their files are not at fault."""
-    hours = uploads.limits.proof_ttl_s / 3600
-    upload_rows.end_overdue(
-        conn,
-        uploads.now_ms(),
-        PROVING,
-        FAILED,
-        error_code=_UNAVAILABLE,
-        error=f"No engine could prove the adapter within {hours:g} hours; upload it again.",
-    )
-
-
-def with_proof(built: dict[str, Any], proof: Proof) -> dict[str, Any]:
-    """Fields of the built adapter with the proof's figures added to the passport."""
-    figures = asdict(proof)
+def with_proof(built: BuiltAdapter, proof: Proof) -> BuiltAdapter:
+    """The adapter with the proof's figures in its passport."""
+    figures = asdict(proof) | {"warnings": list(proof.warnings)}
     del figures["verdict"], figures["message"]
     canary = {"passed": proof.verdict == "passed", **figures}
-    return {**built, "passport": {**built["passport"], "canary": canary}}
+    return replace(built, passport={**built.passport, "canary": canary})
 
 
-def _other_base(
-    bases: BaseModels, name: str, version: Version, base_model: str | None
-) -> BaseModel:
-    """The base model to prove the version on, see `prove_again`."""
-    candidates = bases.candidates(base_model)
-    its_own = bases.serving(version.base)
-    others = [base for base in candidates if base is not its_own]
-    if not others:
-        raise AlreadyProved(name=name, version=version.version)
-    if len({base.variant for base in others}) > 1:
-        names = ", ".join(base.model_id for base in others)
-        raise InvalidUpload(
-            code="base_model_unclear",
-            message=f"The version can be proved on one of {names}; name it with base_model.",
-            param="base_model",
-        )
-    return others[0]
-
-
-def _check_object(uploads: Uploads, built: BuiltAdapter) -> None:
-    stored_bytes = uploads.storage.size(built.object_key)
-    if stored_bytes != built.size_bytes:
-        raise StorageError(
-            key=built.object_key,
-            reason=f"{stored_bytes} bytes are stored, {built.size_bytes} were put",
-        )
-
-
-def _same_version(conn: Connection, built: BuiltAdapter) -> Version | None:
-    tenant_id, name = built.upload.tenant_id, built.upload.adapter_name
-    adapter = adapter_rows.find_adapter(conn, tenant_id, name)
-    if adapter is None:
-        return None
-    made = built.as_version(adapter.adapter_id, 0, 0)
-    return adapter_rows.find_same_version(conn, tenant_id, made)
+def _is_free(now_ms: int) -> ColumnElement[bool]:
+    """Condition that no claim is in force."""
+    return or_(uploads.c.proving_until_ms.is_(None), uploads.c.proving_until_ms <= now_ms)

@@ -1,24 +1,19 @@
-"""Rows of uploads and of their files. Every query names the tenant, or spans all tenants."""
+"""Uploads as rows: sessions that take an adapter's files and become a version.
+
+Functions take the caller's connection inside the caller's transaction and never commit. Every query
+names the tenant.
+"""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+import re
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
-from sqlalchemy import (
-    Connection,
-    Exists,
-    Row,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Exists, Row, func, insert, or_, select, update
 
-from registry.adapter_rows import READY, Version, find_version_row
-from registry.tables import adapter_versions as versions
-from registry.tables import adapters, upload_files, upload_parts, uploads
+from registry.adapter_rows import BuiltAdapter, Version, find_version_row
+from registry.errors import UploadNotFound, UploadNotOpen
+from registry.tables import upload_files, uploads
 
 UploadState = Literal["open", "proving", "complete", "failed", "expired", "cancelled"]
 OPEN: Final = "open"
@@ -27,7 +22,8 @@ COMPLETE: Final = "complete"
 FAILED: Final = "failed"
 EXPIRED: Final = "expired"
 CANCELLED: Final = "cancelled"
-ENDED = (COMPLETE, FAILED, EXPIRED, CANCELLED)
+
+_UPLOAD_ID = re.compile(r"up_[0-9a-f]{32}")
 
 Transfer = Literal["gateway", "presigned"]
 GATEWAY: Transfer = "gateway"
@@ -77,7 +73,7 @@ class Upload:
     cancelled.
 
     files: empty if the upload proves an object that is stored already; it begins as proving then.
-    built: from proving on, the canonical object and its passport (see registry.upload_build).
+    built: the canonical object, from proving on; a dry run's was not stored.
     adapter_id, version: set when the upload is complete, except for a dry run.
     error: set when the upload has failed.
     base_model: the name that the upload gives of the adapter's base model; None if it gives none.
@@ -100,7 +96,7 @@ class Upload:
     version: int | None = None
     transfer: Transfer = GATEWAY
     is_dry_run: bool = False
-    built: dict[str, Any] | None = None
+    built: BuiltAdapter | None = None
     response_template: str | None = None
     base_model: str | None = None
 
@@ -118,12 +114,31 @@ class Unfinished:
     declared_bytes: int
 
 
+def get_upload(conn: Connection, tenant_id: str, upload_id: str, now_ms: int) -> Upload:
+    """Read an upload, whose state is EXPIRED once its time is over. Raises UploadNotFound."""
+    upload = find_upload(conn, tenant_id, upload_id) if _UPLOAD_ID.fullmatch(upload_id) else None
+    if upload is None:
+        raise UploadNotFound(upload_id=upload_id)
+    if upload.state == OPEN and upload.expires_at_ms <= now_ms:
+        # The sweep writes the state to the row later.
+        return replace(upload, state=EXPIRED)
+    return upload
+
+
 def find_upload(conn: Connection, tenant_id: str, upload_id: str) -> Upload | None:
+    """The upload in the state of its row, even if its time is over."""
     query = select(uploads).where(
         uploads.c.upload_id == upload_id, uploads.c.tenant_id == tenant_id
     )
     row = conn.execute(query).first()
     return to_upload(conn, row) if row else None
+
+
+def version_of(conn: Connection, upload: Upload) -> Version | None:
+    """The version that an upload became; None for a dry run and an upload not complete yet."""
+    if upload.adapter_id is None or upload.version is None:
+        return None
+    return find_version_row(conn, upload.tenant_id, upload.adapter_id, upload.version)
 
 
 def insert_upload(conn: Connection, upload: Upload) -> None:
@@ -156,94 +171,11 @@ def unfinished_uploads(conn: Connection, tenant_id: str, now_ms: int) -> list[Un
     ]
 
 
-def count_versions(conn: Connection, tenant_id: str, name: str) -> int:
-    """Number of ready versions of the adapter of this name."""
-    query = (
-        select(func.count())
-        .select_from(versions)
-        .join(adapters, adapters.c.adapter_id == versions.c.adapter_id)
-        .where(
-            adapters.c.tenant_id == tenant_id,
-            adapters.c.name == name,
-            versions.c.tenant_id == tenant_id,
-            versions.c.state == READY,
-        )
-    )
-    return int(conn.execute(query).scalar_one())
-
-
 def created_at_ms(conn: Connection, tenant_id: str, place: int) -> int | None:
     """Creation time of the tenant's upload at `place`, 0 being the newest; None without one."""
     query = select(uploads.c.created_at_ms).where(uploads.c.tenant_id == tenant_id)
     query = query.order_by(uploads.c.created_at_ms.desc()).offset(place).limit(1)
     return conn.execute(query).scalar()
-
-
-def find_same_files(
-    conn: Connection,
-    tenant_id: str,
-    name: str,
-    files: Mapping[str, FileSpec],
-    response_template: str | None,
-) -> Iterator[Version]:
-    """The ready versions that were made from files with exactly these sha256 and no others, for
-    this format, the newest first.
-    """
-    num_files = (
-        select(func.count())
-        .where(
-            upload_files.c.upload_id == uploads.c.upload_id, upload_files.c.tenant_id == tenant_id
-        )
-        .scalar_subquery()
-    )
-    query = (
-        select(uploads.c.adapter_id, uploads.c.version)
-        .distinct()
-        .join(
-            versions,
-            (versions.c.adapter_id == uploads.c.adapter_id)
-            & (versions.c.version == uploads.c.version),
-        )
-        .where(
-            uploads.c.tenant_id == tenant_id,
-            uploads.c.adapter_name == name,
-            uploads.c.state == COMPLETE,
-            versions.c.tenant_id == tenant_id,
-            versions.c.state == READY,
-            versions.c.response_template == response_template,
-            num_files == len(files),
-        )
-    )
-    for filename, spec in files.items():
-        file = upload_files.alias()
-        query = query.join(
-            file,
-            (file.c.upload_id == uploads.c.upload_id)
-            & (file.c.tenant_id == tenant_id)
-            & (file.c.filename == filename)
-            & (file.c.sha256 == spec.sha256),
-        )
-    for row in conn.execute(query.order_by(uploads.c.version.desc())).all():
-        if version := find_version_row(conn, tenant_id, row.adapter_id, row.version):
-            yield version
-
-
-def set_multipart(
-    conn: Connection, tenant_id: str, upload_id: str, filename: str, multipart_id: str
-) -> bool:
-    """Store the id of a file's multipart upload; False if it has one, or the upload has ended."""
-    kept = conn.execute(
-        update(upload_files)
-        .where(
-            upload_files.c.upload_id == upload_id,
-            upload_files.c.filename == filename,
-            upload_files.c.tenant_id == tenant_id,
-            upload_files.c.multipart_id.is_(None),
-            is_open(tenant_id, upload_id),
-        )
-        .values(multipart_id=multipart_id)
-    )
-    return kept.rowcount == 1
 
 
 def is_open(tenant_id: str, upload_id: str) -> Exists:
@@ -256,72 +188,30 @@ def is_open(tenant_id: str, upload_id: str) -> Exists:
     return query.exists()
 
 
-def move_upload(
-    conn: Connection,
-    upload: Upload,
-    state: UploadState,
-    *,
-    built: dict[str, Any] | None = None,
-    **values: object,
-) -> bool:
-    """Move an upload from the state that the caller saw; False if it is no longer in that state."""
-    moved = conn.execute(
+def move_upload(conn: Connection, upload: Upload, state: UploadState, **changes: Any) -> Upload:
+    """Move an upload from the state that the caller saw, and return it with the other changes.
+
+    Raises UploadNotOpen if the upload is no longer in that state.
+    """
+    moved = replace(upload, state=state, **changes)
+    row = {name: getattr(moved, name) for name in ("state", *changes)}
+    if "built" in row:
+        row["built"] = _json(moved.built)
+    done = conn.execute(
         update(uploads)
         .where(
             uploads.c.upload_id == upload.upload_id,
             uploads.c.tenant_id == upload.tenant_id,
             uploads.c.state == upload.state,
         )
-        .values(state=state, built=_json(built), **values)
+        .values(row)
     )
-    return moved.rowcount == 1
-
-
-def end_overdue(
-    conn: Connection, now_ms: int, state: UploadState, ended: UploadState, **values: str
-) -> None:
-    """Move the uploads of all tenants whose time in `state` is over to the state `ended`."""
-    conn.execute(
-        update(uploads)
-        .where(
-            uploads.c.discarded_at_ms.is_(None),
-            uploads.c.expires_at_ms <= now_ms,
-            uploads.c.state == state,
+    if done.rowcount == 0:
+        found = find_upload(conn, upload.tenant_id, upload.upload_id)
+        raise UploadNotOpen(
+            upload_id=upload.upload_id, state=found.state if found else upload.state
         )
-        .values(state=ended, **values)
-    )
-
-
-def list_undiscarded(conn: Connection, limit: int) -> list[Upload]:
-    """Ended uploads of all tenants whose parts may still be in the store, oldest first."""
-    query = (
-        select(uploads)
-        .where(uploads.c.discarded_at_ms.is_(None), uploads.c.state.in_(ENDED))
-        .order_by(uploads.c.expires_at_ms)
-        .limit(limit)
-    )
-    return [to_upload(conn, row) for row in conn.execute(query).all()]
-
-
-def mark_discarded(conn: Connection, tenant_id: str, upload_id: str, now_ms: int) -> bool:
-    """Record that the store has no parts of the upload; False if the upload has not ended."""
-    marked = conn.execute(
-        update(uploads)
-        .where(
-            uploads.c.upload_id == upload_id,
-            uploads.c.tenant_id == tenant_id,
-            uploads.c.state.in_(ENDED),
-        )
-        .values(discarded_at_ms=now_ms)
-    )
-    if marked.rowcount == 0:
-        return False
-    conn.execute(
-        upload_parts.delete().where(
-            upload_parts.c.upload_id == upload_id, upload_parts.c.tenant_id == tenant_id
-        )
-    )
-    return True
+    return moved
 
 
 def to_upload(conn: Connection, row: Row[Any]) -> Upload:
@@ -331,9 +221,9 @@ def to_upload(conn: Connection, row: Row[Any]) -> Upload:
     )
     found = conn.execute(query.order_by(upload_files.c.filename))
     fields = {name: row._mapping[name] for name in _FIELDS}
-    fields["built"] = json.loads(row.built) if row.built else None
+    fields["built"] = BuiltAdapter(**json.loads(row.built)) if row.built else None
     return Upload(**fields, files={file.filename: UploadFile(*file) for file in found})
 
 
-def _json(built: dict[str, Any] | None) -> str | None:
-    return json.dumps(built) if built else None
+def _json(built: BuiltAdapter | None) -> str | None:
+    return json.dumps(asdict(built)) if built else None

@@ -1,4 +1,4 @@
-"""Rules for declarations, quotas and parts of uploads. Functions here only read and check."""
+"""Rules for declarations and quotas of uploads. Functions here only read and check."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from registry.errors import InvalidUpload, QuotaExceeded, TooLarge, shown
 from registry.own_tokenizer import TOKENIZER_FILES
 from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
 from registry.peft_format import WEIGHTS_FILE
-from registry.upload_rows import FileSpec, Unfinished, Upload, UploadFile, UploadPart
+from registry.upload_rows import FileSpec, Unfinished, Upload
 from registry.validate import AdapterLimits
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -105,36 +105,29 @@ def check_quotas(
     if upload.is_dry_run:
         return
     new_bytes = sum(file.size_bytes for file in upload.files.values())
-    _check_room(conn, tenant_id, name, limits, unfinished, num_versions=1, num_bytes=new_bytes)
+    check_room(conn, tenant_id, name, limits, unfinished, num_versions=1, num_bytes=new_bytes)
 
 
 def check_room(
-    conn: Connection, tenant_id: str, name: str, limits: RegistryLimits, now_ms: int
-) -> None:
-    """Raise QuotaExceeded unless the tenant's adapters, `name` included, are within its limits.
-
-    Unfinished uploads count as if they had succeeded.
-    """
-    unfinished = upload_rows.unfinished_uploads(conn, tenant_id, now_ms)
-    _check_room(conn, tenant_id, name, limits, unfinished, num_versions=0, num_bytes=0)
-
-
-def _check_room(
     conn: Connection,
     tenant_id: str,
     name: str,
     limits: RegistryLimits,
     unfinished: Sequence[Unfinished],
     *,
-    num_versions: int,
-    num_bytes: int,
+    num_versions: int = 0,
+    num_bytes: int = 0,
 ) -> None:
-    """Check the tenant's room. num_versions, num_bytes: additions to `name` by a new upload."""
+    """Raise QuotaExceeded unless the tenant's adapters, `name` included, are within its limits.
+
+    Unfinished uploads count as if they had succeeded.
+    num_versions, num_bytes: additions to `name` by a new upload.
+    """
     coming = [other for other in unfinished if not other.is_dry_run]
     names = {name, *(other.adapter_name for other in coming)}
     names |= adapter_rows.adapter_names(conn, tenant_id)
     _check_limit("max_adapters", len(names), limits.max_adapters, remedy="delete an adapter first")
-    num_versions += upload_rows.count_versions(conn, tenant_id, name)
+    num_versions += adapter_rows.count_versions(conn, tenant_id, name)
     num_versions += sum(other.adapter_name == name for other in coming)
     _check_limit(
         "max_versions",
@@ -168,36 +161,3 @@ def _check_rate(conn: Connection, upload: Upload, limit: int) -> None:
             remedy=f"go on in {ceil(wait_ms / 1000)} s",
             retry_after_s=wait_ms / 1000,
         )
-
-
-def check_part(upload: Upload, part: UploadPart, total_bytes: int, part_bytes: int) -> UploadFile:
-    """Check a part and return the file that it belongs to. Raises InvalidUpload, TooLarge."""
-    file = upload.files.get(part.filename)
-    if file is None:
-        raise InvalidUpload(
-            code="unknown_file",
-            message=f"The upload has no file {shown(part.filename)}; "
-            f"send {' or '.join(upload.files)}.",
-            param="file",
-        )
-    end = part.start + part.size_bytes
-    if end > file.size_bytes:
-        raise TooLarge(what=file.filename, size_bytes=end, limit_bytes=file.size_bytes)
-    if total_bytes != file.size_bytes:
-        raise InvalidUpload(
-            code="size_mismatch",
-            message=f"{file.filename} was declared with {file.size_bytes} bytes, "
-            f"Content-Range says {total_bytes}; create an upload with the right size.",
-            param=file.filename,
-        )
-    is_last = end == file.size_bytes
-    if part.start < 0 or not (part.size_bytes == part_bytes or is_last and part.size_bytes > 0):
-        raise InvalidUpload(
-            code="invalid_part_size",
-            message=f"A part has {part_bytes} bytes, the last one may have fewer; "
-            f"this one has {part.size_bytes}.",
-            param=file.filename,
-        )
-    if part.size_bytes > part_bytes:
-        raise TooLarge(what="part", size_bytes=part.size_bytes, limit_bytes=part_bytes)
-    return file

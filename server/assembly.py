@@ -16,12 +16,12 @@ from registry.catalog import Catalog
 from registry.free_space import FreeSpace
 from registry.proof import Proof
 from registry.ref import AdapterRef
-from registry.storage import folder_of
+from registry.storage import Storage, folder_of
 from registry.storage_url import open_storage
-from registry.upload_build import build_upload
+from registry.upload_build import UploadBuilder
 from registry.upload_rules import RegistryLimits
-from registry.uploads import Uploads
 from registry.validate import AdapterLimits
+from registry.validator import Validator
 from registry.work_dir import WorkDir
 from server.accounts import audit_log
 from server.accounts.admin_key import AdminKey
@@ -56,6 +56,7 @@ from server.billing.storage_charges import INTERVAL_S as KEPT_INTERVAL_S
 from server.billing.storage_charges import Kept
 from server.billing.unanswered import Unanswered
 from server.database.chores import Chores
+from server.database.clock import now_ms
 from server.database.database import Database
 from server.database.leases import Leases
 from server.inference.base_follower import BaseFollower
@@ -119,7 +120,16 @@ def assemble(
         database, signer, leases, bases.read_journal, engine_ids=bases.engine_ids, tracer=tracer
     )
     catalog = Catalog(bases.models)
-    uploads = Uploads(catalog, storage, _registry_limits(settings), work=work)
+    limits = _registry_limits(settings)
+    builder = UploadBuilder(
+        begin=database.begin,
+        catalog=catalog,
+        storage=storage,
+        limits=limits,
+        validator=Validator(limits.adapter),
+        work=work,
+        now_ms=now_ms,
+    )
     metrics = Metrics(bases, settler, settings.metrics_aliases)
     limit_refusals = LimitRefusals(database, count=metrics.count_refusal)
     limiter = _limiter(settings, number, secrets.pepper, limit_refusals)
@@ -158,9 +168,12 @@ def assemble(
         bases=bases,
         follower=_follower(data_dir, database, bases, maker),
         catalog=catalog,
-        uploads=uploads,
-        upload_builds=UploadBuilds(functools.partial(build_upload, uploads, database.begin)),
-        prover=_prover(database, uploads, bases, metrics, _proving(settings, work, number)),
+        storage=storage,
+        registry_limits=limits,
+        upload_builds=UploadBuilds(builder.build),
+        prover=_prover(
+            database, catalog, storage, bases, metrics, _proving(settings, work, number)
+        ),
         space=space,
         spool=Spool(
             work,
@@ -227,7 +240,12 @@ def _registry_limits(settings: Settings) -> RegistryLimits:
 
 
 def _prover(
-    database: Database, uploads: Uploads, bases: Bases, metrics: Metrics, work: WorkDir
+    database: Database,
+    catalog: Catalog,
+    storage: Storage,
+    bases: Bases,
+    metrics: Metrics,
+    work: WorkDir,
 ) -> Prover:
     async def prove(ref: BaseRef, adapter: AdapterRef, object_path: Path, alone: bool) -> Proof:
         if (base := bases.serving(ref)) is None:
@@ -241,7 +259,7 @@ def _prover(
         metrics.note_proof(proof)
         return proof
 
-    return Prover(database, uploads, prove, is_ready=lambda: bases.is_ready, work=work)
+    return Prover(database, catalog, storage, prove, is_ready=lambda: bases.is_ready, work=work)
 
 
 def _work_dir(settings: Settings, number: int) -> Path:

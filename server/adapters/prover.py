@@ -11,27 +11,28 @@ import contextlib
 import hashlib
 import logging
 from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection
 
 from engine.errors import EngineAwayError, EngineDeadError
-from registry import upload_proof
 from registry.base_ref import BaseRef
+from registry.catalog import Catalog
 from registry.errors import NoRoom, StorageError, UploadNotOpen
 from registry.proof import PROOF_FAILED, Proof
 from registry.ref import AdapterRef
-from registry.sweep import discard
-from registry.upload_rows import PROVING, Upload
-from registry.uploads import Uploads, base_of
+from registry.storage import Storage
+from registry.upload_ends import discard
+from registry.upload_proof import claim_proof, claim_proofs, finish_proof
+from registry.upload_rows import PROVING, Upload, get_upload
 from registry.work_dir import WorkDir
+from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
 
 logger = logging.getLogger(__name__)
 
-_REF_FIELDS = ("digest", "object_key", "rank", "size_bytes")
 _MAX_DEATHS = 2
 """How often an engine may die while it proves an upload; then the proof has failed. After the first
 death it is tried where nobody else is served.
@@ -74,19 +75,23 @@ class Prover:
     def __init__(
         self,
         database: Database,
-        uploads: Uploads,
+        catalog: Catalog,
+        storage: Storage,
         prove: Prove,
         *,
         is_ready: Callable[[], bool],
         work: WorkDir,
         config: ProverConfig | None = None,
+        now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self._database = database
-        self._uploads = uploads
+        self._catalog = catalog
+        self._storage = storage
         self._prove = prove
         self._is_ready = is_ready
         self._work = work
         self._config = config or ProverConfig()
+        self._now_ms = now_ms
         self._running: set[asyncio.Task[None]] = set()
         # Claimed uploads without a verdict yet, by upload_id.
         self._claimed: dict[str, Upload] = {}
@@ -117,12 +122,12 @@ class Prover:
     async def step(self) -> None:
         """Renew the claims of running proofs, and start as many new ones as there is room for."""
         if self._claimed:
-            await self._claim_until(list(self._claimed.values()), self._config.claim_s)
+            await self._renew_claims(self._config.claim_s)
         room = self._config.max_running - len(self._running)
         if room > 0 and self._is_ready():
             claimed = await self._database.write(
-                lambda conn: upload_proof.claim_proofs(
-                    self._uploads, conn, limit=room, claim_s=self._config.claim_s
+                lambda conn: claim_proofs(
+                    conn, self._now_ms(), limit=room, claim_ms=_ms(self._config.claim_s)
                 )
             )
             for upload in claimed:
@@ -140,7 +145,7 @@ class Prover:
         while upload.state == PROVING and clock() < deadline:
             await _wait(self._ended, min(deadline - clock(), self._config.notice_s))
             upload = await self._database.read(
-                lambda conn: self._uploads.get_upload(conn, tenant_id, upload_id)
+                lambda conn: get_upload(conn, tenant_id, upload_id, self._now_ms())
             )
         return upload
 
@@ -152,27 +157,31 @@ class Prover:
             # A renewal after this point would overwrite the retry time that finish_proof sets.
             self._claimed.pop(upload.upload_id, None)
             ended = await self._database.write(
-                lambda conn: upload_proof.finish_proof(
-                    self._uploads, conn, upload, proof, retry_s=self._config.retry_s
+                lambda conn: finish_proof(
+                    conn,
+                    self._catalog,
+                    upload,
+                    proof,
+                    self._now_ms(),
+                    retry_ms=_ms(self._config.retry_s),
                 )
             )
             if ended.state != PROVING:
                 self._deaths.pop(upload.upload_id, None)
                 begin = self._database.begin
-                await asyncio.to_thread(discard, self._uploads, begin, ended)
+                await asyncio.to_thread(discard, begin, self._storage, ended, self._now_ms())
         except (DatabaseError, UploadNotOpen) as error:
             # The claim expires and the upload is proved again; an ended upload's files are swept.
             logger.warning("%s cannot be proved now: %s", upload.upload_id, error)
 
     async def _proof_of(self, upload: Upload) -> Proof:
         assert upload.built is not None
-        base = base_of(upload.built)
-        if (served := self._uploads.catalog.bases.serving(base)) is None:
+        base = upload.built.base
+        if (served := self._catalog.bases.serving(base)) is None:
             message = "The base model was changed after the files were checked; upload them again."
             return Proof(verdict="not_served", message=message)
-        named = {name: upload.built[name] for name in _REF_FIELDS}
         # The upload has no version number yet; the engine identifies adapters by digest and key.
-        ref = AdapterRef(adapter_id=upload.upload_id, version=0, **named)
+        ref = upload.built.ref_as(upload.upload_id, version=0)
         try:
             with self._work.folder(f"{upload.upload_id}-proof-", ref.size_bytes) as folder:
                 path = folder / "canonical.safetensors"
@@ -205,7 +214,7 @@ class Prover:
         """Copy the object to `path`. Raises StorageError, also if its sha256 is not the digest."""
         hasher = hashlib.sha256()
         with path.open("wb") as file:
-            for chunk in self._uploads.storage.read(ref.object_key):
+            for chunk in self._storage.read(ref.object_key):
                 hasher.update(chunk)
                 file.write(chunk)
         if hasher.hexdigest() != ref.digest:
@@ -213,10 +222,13 @@ class Prover:
 
     # ---- what runs ----
 
-    async def _claim_until(self, claimed: Sequence[Upload], claim_s: float) -> None:
+    async def _renew_claims(self, claim_s: float) -> None:
+        """Claim the uploads without a verdict for claim_s from now; 0 gives them back."""
+        claimed = list(self._claimed.values())
+
         def renew(conn: Connection) -> None:
             for upload in claimed:
-                upload_proof.renew_claim(self._uploads, conn, upload, claim_s=claim_s)
+                claim_proof(conn, upload, self._now_ms() + _ms(claim_s))
 
         await self._database.write(renew)
 
@@ -235,7 +247,7 @@ class Prover:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         with contextlib.suppress(DatabaseError):
-            await self._claim_until(list(self._claimed.values()), 0)
+            await self._renew_claims(0)
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
@@ -243,3 +255,7 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)

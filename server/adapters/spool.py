@@ -12,7 +12,7 @@ from pathlib import Path
 
 from registry.errors import NoRoom
 from registry.free_space import SMALL_SHARE
-from registry.part_rows import Pending
+from registry.upload_parts import Pending
 from registry.work_dir import WorkDir
 from server.adapters.errors import uploads_busy
 from server.faults import Fault

@@ -29,7 +29,7 @@ class UploadBuilds:
     async def build(self, tenant_id: str, upload_id: str) -> Upload:
         """Start the build or join the running one; it continues if nobody waits for it any more.
 
-        Raises like registry.upload_build.build_upload, and Unavailable when too many builds wait.
+        Raises like registry.upload_build.UploadBuilder, and Unavailable when too many builds wait.
         """
         # The key includes the tenant, so that no other tenant can join the build.
         key = f"{tenant_id} {upload_id}"

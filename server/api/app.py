@@ -16,9 +16,6 @@ from starlette.middleware.cors import CORSMiddleware
 
 from registry.errors import RegistryError
 from registry.sweep import purge, sweep_objects, sweep_uploads
-from registry.transactions import Begin
-from registry.uploads import Uploads
-from server.accounts.key_uses import KeyUses
 from server.adapters.watch import AdapterWatch
 from server.api import foreign_errors
 from server.api.errors import ApiError
@@ -59,7 +56,7 @@ from server.api.unknown_urls import unknown_url
 from server.billing.prices import ensure_price
 from server.billing.receipts.signing_keys import record_key
 from server.database.clock import now_ms
-from server.database.database import Database, DatabaseError
+from server.database.database import DatabaseError
 from server.inference.bases import Bases
 from server.version import VERSION
 
@@ -186,7 +183,7 @@ def _begin(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
 def _background(gateway: Gateway) -> Iterator[Coroutine[Any, Any, None]]:
     """The work that runs until the gateway's end."""
     bases = gateway.bases
-    yield _sweep(gateway.uploads, gateway.database, gateway.key_uses)
+    yield _sweep(gateway)
     yield AdapterWatch(
         gateway.database, bases.models, lambda: [(base.model, base.engines) for base in bases]
     ).run()
@@ -200,21 +197,26 @@ def _background(gateway: Gateway) -> Iterator[Coroutine[Any, Any, None]]:
     yield gateway.limit_refusals.run()
 
 
-async def _sweep(uploads: Uploads, database: Database, key_uses: KeyUses) -> None:
+async def _sweep(gateway: Gateway) -> None:
     """Every minute, end uploads whose time is over, discard the parts of ended ones, and write down
     which keys were used.
 
     Every hour, and at start, purge what was deleted and sweep objects without a row.
     """
+    begin, storage, limits = gateway.database.begin, gateway.storage, gateway.registry_limits
+    minutely: list[Callable[[int], object]] = [
+        functools.partial(sweep_uploads, begin, storage, limits)
+    ]
+    hourly: list[Callable[[int], object]] = [
+        functools.partial(purge, begin, gateway.catalog),
+        functools.partial(sweep_objects, begin, storage, limits),
+    ]
     for turn in itertools.count():
-        await key_uses.write()
-        sweeps: list[Callable[[Uploads, Begin], object]] = [sweep_uploads]
-        if turn % _SWEEPS_PER_PURGE == 0:
-            sweeps += [purge, sweep_objects]
-        for sweep in sweeps:
+        await gateway.key_uses.write()
+        for sweep in minutely if turn % _SWEEPS_PER_PURGE else minutely + hourly:
             # If the store or the database fails now, the next turn tries again.
             with contextlib.suppress(RegistryError, DatabaseError):
-                await asyncio.to_thread(sweep, uploads, database.begin)
+                await asyncio.to_thread(sweep, now_ms())
         await asyncio.sleep(_SWEEP_S)
 
 

@@ -13,7 +13,8 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from registry.catalog import Catalog
 from registry.free_space import FreeSpace
-from registry.uploads import Uploads
+from registry.storage import Storage
+from registry.upload_rules import RegistryLimits
 from server import logs
 from server.accounts import auth
 from server.accounts.auth import Identity, InvalidApiKey
@@ -89,6 +90,9 @@ NeighboursDep = Annotated[Neighbours | None, Depends(_Part(lambda gateway: gatew
 PepperDep = Annotated[str, Depends(_Part(lambda gateway: gateway.pepper))]
 PriceTagsDep = Annotated[PriceTags, Depends(_Part(lambda gateway: gateway.price_tags))]
 ProverDep = Annotated[Prover, Depends(_Part(lambda gateway: gateway.prover))]
+RegistryLimitsDep = Annotated[
+    RegistryLimits, Depends(_Part(lambda gateway: gateway.registry_limits))
+]
 RoutesDep = Annotated[Routes, Depends(_Part(lambda gateway: gateway.routes))]
 ServingDep = Annotated[Serving, Depends(_Part(lambda gateway: gateway.serving))]
 SessionsDep = Annotated[Sessions, Depends(_Part(lambda gateway: gateway.sessions))]
@@ -98,7 +102,7 @@ SignerDep = Annotated[Signer, Depends(_Part(lambda gateway: gateway.signer))]
 SpaceDep = Annotated[FreeSpace, Depends(_Part(lambda gateway: gateway.space))]
 SpoolDep = Annotated[Spool, Depends(_Part(lambda gateway: gateway.spool))]
 StatementsDep = Annotated[Statements, Depends(_Part(lambda gateway: gateway.statements))]
-UploadsDep = Annotated[Uploads, Depends(_Part(lambda gateway: gateway.uploads))]
+StorageDep = Annotated[Storage, Depends(_Part(lambda gateway: gateway.storage))]
 WebhookRulesDep = Annotated[UrlRules, Depends(_Part(lambda gateway: gateway.webhook_rules))]
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from registry.catalog import Catalog
 from registry.free_space import FreeSpace
-from registry.uploads import Uploads
+from registry.storage import Storage
+from registry.upload_rules import RegistryLimits
 from server.accounts.admin_key import AdminKey
 from server.accounts.identities import Identities
 from server.accounts.key_uses import KeyUses
@@ -71,7 +72,8 @@ class Gateway:
     limit_refusals: LimitRefusals
     # Adapters.
     catalog: Catalog
-    uploads: Uploads
+    storage: Storage
+    registry_limits: RegistryLimits
     upload_builds: UploadBuilds
     prover: Prover
     space: FreeSpace

@@ -89,7 +89,7 @@ def upload_view(
     view: AdapterView,
 ) -> UploadAnswer:
     """An upload. offered: its files that go to the store, by name."""
-    passport = upload.built["passport"] if upload.built else None
+    passport = upload.built.passport if upload.built else None
     fault = None
     if upload.error:
         fault = UploadFault(code=upload.error_code, param=upload.error_param, message=upload.error)

@@ -9,14 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from registry import grants
-from registry.adapter_rows import LATEST, find_adapter_row
-from registry.build import object_key
+from registry.adapter_rows import LATEST, find_adapter_row, object_key
 from registry.errors import AdapterNotFound
 from registry.names import is_name
 from server.accounts import auth
 from server.accounts.auth import Identity
 from server.api.adapter_view import VersionAnswer
-from server.api.deps import AdapterViewDep, BasesDep, CatalogDep, DatabaseDep, UploadsDep
+from server.api.deps import AdapterViewDep, BasesDep, CatalogDep, DatabaseDep, RegistryLimitsDep
 from server.api.routes import adapters, offers, sharing
 from server.api.routes.lists import ListAnswer
 from server.console.page_route import pages_router
@@ -72,7 +71,7 @@ async def list_adapters(
     catalog: CatalogDep,
     bases: BasesDep,
     view: AdapterViewDep,
-    uploads: UploadsDep,
+    limits: RegistryLimitsDep,
     query: Annotated[ListQuery, Query()],
 ) -> Response:
     """Show the adapters by name, and the form for uploads."""
@@ -98,7 +97,7 @@ async def list_adapters(
         places=_places(bases, identity, latest),
         may_write=viewer.may(auth.ADAPTERS_WRITE),
         base_names=bases.models.names,
-        part_bytes=uploads.limits.part_bytes,
+        part_bytes=limits.part_bytes,
         **await database.read(read),
     )
 
@@ -111,7 +110,7 @@ async def adapter(
     catalog: CatalogDep,
     bases: BasesDep,
     view: AdapterViewDep,
-    uploads: UploadsDep,
+    limits: RegistryLimitsDep,
     query: Annotated[AdapterQuery, Query()],
 ) -> Response:
     """Show one adapter, or how to restore it if it is deleted."""
@@ -152,7 +151,7 @@ async def adapter(
         places=_places(bases, identity, listed.data),
         may_write=may_write,
         base_names=bases.models.names,
-        part_bytes=uploads.limits.part_bytes,
+        part_bytes=limits.part_bytes,
     )
 
 

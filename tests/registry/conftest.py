@@ -10,18 +10,11 @@ from registry.storage import LocalStorage
 from registry.storage_url import open_storage
 from registry.tables import metadata
 from registry.upload_rules import RegistryLimits
-from registry.uploads import Uploads
 from registry.work_dir import WorkDir
 from tests.faulty_s3 import CREDENTIALS
-from tests.registry.factories import (
-    Clock,
-    InProcessValidator,
-    declare,
-    make_base,
-    send_all,
-    sound_files,
-)
+from tests.registry.factories import Clock, make_base, sound_files
 from tests.registry.publishing import publish
+from tests.registry.upload_world import Uploads
 from tests.signed_s3 import signed_s3
 
 
@@ -121,13 +114,12 @@ def catalog(base, clock):
 
 
 @pytest.fixture
-def uploads(catalog, storage, clock, tmp_path):
+def uploads(database, catalog, storage, clock, tmp_path):
     """Uploads in parts of 1000 bytes, with a separate work folder so that tests see leftovers."""
-    (tmp_path / "work").mkdir()
+    work = WorkDir(tmp_path / "work")
+    work.path.mkdir()
     limits = RegistryLimits(part_bytes=1000, max_open_uploads=3)
-    uploads = Uploads(catalog, storage, limits, clock, WorkDir(tmp_path / "work"))
-    uploads.validator = InProcessValidator()
-    return uploads
+    return Uploads(database.begin, catalog, storage, clock, work, limits)
 
 
 @pytest.fixture
@@ -142,23 +134,24 @@ def make_version(catalog, database):
 
 
 @pytest.fixture
-def open_upload(uploads, database, base, tmp_path):
-    """A function that creates an upload and sends all its bytes.
+def open_upload(uploads, base):
+    """A function that opens an upload and sends all its bytes.
 
     files: those of a sound adapter, whose weights have the seed, if none are given.
-    create: makes another upload than one of an adapter, of a connection and the declared files.
     """
 
-    def open_upload(files=None, *, seed=1, create=None, name="pirate", **options):
+    def open_upload(files=None, *, seed=1, **fields):
         files = files or sound_files(base, seed=seed)
-        with database.begin() as conn:
-            if create is not None:
-                upload = create(conn, "tenant-a", "key-1", declare(files))
-            else:
-                upload = uploads.create_upload(
-                    conn, "tenant-a", "key-1", name, declare(files), **options
-                )
-            send_all(uploads, conn, upload, files, tmp_path)
-        return upload
+        return uploads.send_all(uploads.open(files, **fields), files)
 
     return open_upload
+
+
+@pytest.fixture
+def publish_upload(uploads, open_upload):
+    """A function that makes a version of an upload."""
+
+    def publish_upload(files=None, **fields):
+        return uploads.complete(open_upload(files, **fields))
+
+    return publish_upload

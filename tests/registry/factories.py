@@ -4,14 +4,11 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from sqlalchemy import Connection, Engine
 
-from registry.adapter_rows import Version
 from registry.base_choice import choose_base
 from registry.base_model import BaseModel
 from registry.errors import ObjectNotFound
@@ -25,12 +22,8 @@ from registry.peft_format import (
     read_canonical,
     write_canonical,
 )
-from registry.proof import Proof
 from registry.storage import LocalStorage, Storage
-from registry.upload_build import build_upload
-from registry.upload_proof import finish_proof
-from registry.upload_rows import FileSpec, Upload
-from registry.uploads import Uploads
+from registry.upload_rows import FileSpec
 from registry.validate import AdapterLimits, CheckedAdapter, check_adapter
 from registry.validator import ValidatedAdapter
 
@@ -188,82 +181,6 @@ def sound_files(base: BaseModel, **changes: Any) -> dict[str, bytes]:
 
 def declare(files: dict[str, bytes]) -> dict[str, FileSpec]:
     return {name: FileSpec(len(data), sha256(data)) for name, data in files.items()}
-
-
-def send_part(
-    uploads: Uploads,
-    conn: Connection,
-    upload: Upload,
-    filename: str,
-    start: int,
-    data: bytes,
-    folder: Path,
-    *,
-    total: int | None = None,
-) -> int:
-    """Send one part as the gateway would; return received_bytes."""
-    path = folder / "received-part"
-    path.write_bytes(data)
-    total = upload.files[filename].size_bytes if total is None else total
-    try:
-        file = uploads.put_part(
-            lambda: nullcontext(conn),
-            upload.tenant_id,
-            upload.upload_id,
-            filename,
-            start,
-            path,
-            len(data),
-            sha256(data),
-            total,
-        )
-    finally:
-        path.unlink()
-    return file.received_bytes
-
-
-def send_all(
-    uploads: Uploads, conn: Connection, upload: Upload, files: dict[str, bytes], folder: Path
-) -> None:
-    """Send every file in parts of the registry's size."""
-    part_bytes = uploads.limits.part_bytes
-    for filename, data in files.items():
-        for start in range(0, len(data), part_bytes):
-            part = data[start : start + part_bytes]
-            send_part(uploads, conn, upload, filename, start, part, folder)
-
-
-def upload_adapter(
-    uploads: Uploads,
-    database: Engine,
-    folder: Path,
-    *,
-    files: dict[str, bytes] | None = None,
-    tenant_id: str = "tenant-a",
-    name: str = "pirate",
-    alias: str | None = None,
-    base_model: str | None = None,
-) -> Version:
-    """Create, send and complete an upload. Without `files` it is a small valid adapter."""
-    files = files or make_files(
-        make_config(), encode(make_adapter(next(iter(uploads.catalog.bases))))
-    )
-    with database.begin() as conn:
-        upload = uploads.create_upload(
-            conn, tenant_id, "key-1", name, declare(files), alias, base_model=base_model
-        )
-        send_all(uploads, conn, upload, files, folder)
-    return complete_and_prove(uploads, database, upload)
-
-
-def complete_and_prove(uploads: Uploads, database: Engine, upload: Upload) -> Version:
-    """Complete the upload, pass its proof without an engine, and return its version."""
-    proving = build_upload(uploads, database.begin, upload.tenant_id, upload.upload_id)
-    with database.begin() as conn:
-        complete = finish_proof(uploads, conn, proving, Proof(verdict="passed"), retry_s=0)
-        version = uploads.get_version(conn, complete)
-    assert version is not None
-    return version
 
 
 class InProcessValidator:

@@ -4,8 +4,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from registry.base_models import BaseModels
-from registry.catalog import Catalog
 from registry.errors import (
     InvalidAdapter,
     ObjectNotFound,
@@ -16,13 +14,8 @@ from registry.errors import (
 )
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE, lora_names
-from registry.sweep import sweep_objects, sweep_uploads
-from registry.upload_build import build_upload
-from registry.uploads import Uploads
 from tests.registry.factories import (
     ActingStorage,
-    InProcessValidator,
-    complete_and_prove,
     declare,
     encode,
     keys,
@@ -31,8 +24,6 @@ from tests.registry.factories import (
     make_files,
     make_tensor,
     parse_canonical,
-    send_all,
-    send_part,
     sha256,
     sound_files,
 )
@@ -69,20 +60,10 @@ def files_left(tmp_path):
     return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
 
 
-def check_files(uploads, database, upload):
-    """Build the upload up to its proof, which would need an engine."""
-    return build_upload(uploads, database.begin, A, upload.upload_id)
-
-
-def find(uploads, database, upload):
-    with database.begin() as conn:
-        return uploads.get_upload(conn, A, upload.upload_id)
-
-
 def test_a_complete_upload_is_a_version_whose_digest_is_its_objects(
-    uploads, database, open_upload, storage, base, tmp_path
+    uploads, open_upload, storage, base, tmp_path
 ):
-    version = complete_and_prove(uploads, database, open_upload())
+    version = uploads.complete(open_upload())
     assert keys(storage) == [version.object_key]
     assert len(files_left(tmp_path)) == 1, "only the object is left"
     raw = b"".join(storage.read(version.object_key))
@@ -93,23 +74,19 @@ def test_a_complete_upload_is_a_version_whose_digest_is_its_objects(
     assert parse_canonical(raw).rank == version.rank == 4
 
 
-def test_missing_bytes_are_named_and_the_upload_stays_open(uploads, database, base, tmp_path):
+def test_missing_bytes_are_named_and_the_upload_stays_open(uploads, base):
     files = sound_files(base)
-    with database.begin() as conn:
-        upload = uploads.create_upload(conn, A, "key", "pirate", declare(files))
-        send_part(uploads, conn, upload, CONFIG_FILE, 0, files[CONFIG_FILE], tmp_path)
+    upload = uploads.open(files)
+    uploads.send(upload, CONFIG_FILE, 0, files[CONFIG_FILE])
     with pytest.raises(UploadNotComplete) as caught:
-        complete_and_prove(uploads, database, upload)
+        uploads.build(upload)
     assert caught.value.missing_bytes == {WEIGHTS_FILE: len(files[WEIGHTS_FILE])}
-    with database.begin() as conn:
-        send_all(uploads, conn, upload, files, tmp_path)
-    assert complete_and_prove(uploads, database, upload).version == 1
+    assert uploads.complete(uploads.send_all(upload, files)).version == 1
 
 
-def test_another_tenant_cannot_complete(uploads, database, open_upload):
-    upload = open_upload()
+def test_another_tenant_cannot_complete(uploads, open_upload):
     with pytest.raises(UploadNotFound):
-        build_upload(uploads, database.begin, "tenant-b", upload.upload_id)
+        uploads.build(replace(open_upload(), tenant_id="tenant-b"))
 
 
 def damaged(base, code):
@@ -125,133 +102,115 @@ def damaged(base, code):
 
 @pytest.mark.parametrize("code", ["unsupported_feature", "truncated_file", "not_finite"])
 def test_a_hostile_upload_is_refused_by_name_and_leaves_nothing(
-    catalog, uploads, database, open_upload, base, tmp_path, code
+    catalog, uploads, connection, open_upload, base, tmp_path, code
 ):
     files = damaged(base, code)
     upload = open_upload(files)
     for _ in range(2):
         # A failed upload repeats its error when it is completed again.
         with pytest.raises(InvalidAdapter) as caught:
-            complete_and_prove(uploads, database, upload)
+            uploads.complete(upload)
         assert caught.value.code == code
         assert caught.value.param
     assert files_left(tmp_path) == []
-    with database.begin() as conn:
-        found = uploads.get_upload(conn, A, upload.upload_id)
-        assert (found.state, found.error_code) == ("failed", code)
-        assert found.error
-        assert catalog.list_adapters(conn, A) == []
-        with pytest.raises(UploadNotOpen):
-            send_part(uploads, conn, upload, CONFIG_FILE, 0, files[CONFIG_FILE], tmp_path)
+    found = uploads.get(upload)
+    assert (found.state, found.error_code) == ("failed", code)
+    assert found.error
+    assert catalog.list_adapters(connection, A) == []
+    with pytest.raises(UploadNotOpen):
+        uploads.send(upload, CONFIG_FILE, 0, files[CONFIG_FILE])
 
 
 @pytest.mark.parametrize("filename", [CONFIG_FILE, WEIGHTS_FILE])
-def test_bytes_other_than_declared_are_refused_and_leave_nothing(
-    uploads, database, base, tmp_path, filename
-):
+def test_bytes_other_than_declared_are_refused_and_leave_nothing(uploads, base, tmp_path, filename):
     files = sound_files(base)
     declared = declare(files)
     declared[filename] = replace(declared[filename], sha256="0" * 64)
-    with database.begin() as conn:
-        upload = uploads.create_upload(conn, A, "key", "pirate", declared)
-        send_all(uploads, conn, upload, files, tmp_path)
+    upload = uploads.send_all(uploads.open(declared), files)
     with pytest.raises(InvalidAdapter) as caught:
-        complete_and_prove(uploads, database, upload)
+        uploads.complete(upload)
     assert (caught.value.code, caught.value.param) == ("digest_mismatch", filename)
     assert files_left(tmp_path) == []
 
 
 @pytest.mark.parametrize("method", ["read", "put"])
 def test_a_store_that_is_down_fails_the_request_and_not_the_upload(
-    uploads, database, open_upload, tmp_path, failing, method
+    uploads, open_upload, tmp_path, failing, method
 ):
     upload = open_upload()
     failing.broken = {method}
     with pytest.raises(StorageError):
-        complete_and_prove(uploads, database, upload)
+        uploads.complete(upload)
     assert list((tmp_path / "work").iterdir()) == []
     failing.broken = set()
-    assert complete_and_prove(uploads, database, upload).version == 1
+    assert uploads.complete(upload).version == 1
     assert len(files_left(tmp_path)) == 1
 
 
-def test_a_part_that_the_store_damaged_is_the_stores_fault(
-    uploads, database, open_upload, storage, tmp_path
-):
+def test_a_part_that_the_store_damaged_is_the_stores_fault(uploads, open_upload, storage, tmp_path):
     upload = open_upload()
     key = next(iter(keys(storage, "uploads/")))
     (tmp_path / "other").write_bytes(b"other")
     storage.put(key, tmp_path / "other")
     with pytest.raises(StorageError) as caught:
-        complete_and_prove(uploads, database, upload)
+        uploads.complete(upload)
     assert caught.value.key == key
 
 
-def test_parts_that_could_not_be_discarded_are_swept_later(
-    uploads, database, open_upload, tmp_path, failing
-):
+def test_parts_that_could_not_be_discarded_are_swept_later(uploads, open_upload, tmp_path, failing):
     upload = open_upload()
     failing.broken = {"delete"}
-    version = complete_and_prove(uploads, database, upload)
+    version = uploads.complete(upload)
     assert len(files_left(tmp_path)) > 1
-    assert sweep_uploads(uploads, database.begin) == 0
+    assert uploads.sweep_uploads() == 0
     failing.broken = set()
-    assert sweep_uploads(uploads, database.begin) == 1
-    assert sweep_uploads(uploads, database.begin) == 0
+    assert uploads.sweep_uploads() == 1
+    assert uploads.sweep_uploads() == 0
     assert keys(failing) == [version.object_key]
 
 
 def test_an_upload_that_expires_while_it_is_checked_leaves_an_orphan_that_is_swept(
-    uploads, database, open_upload, tmp_path, storage, clock
+    uploads, open_upload, tmp_path, storage, clock
 ):
     upload = open_upload()
 
     def expire():
         clock.now_s = time.time() + 25 * 3600
-        sweep_uploads(uploads, database.begin)
+        uploads.sweep_uploads()
 
     uploads.storage = ActingStorage(storage, after="put", act=expire)
     with pytest.raises(UploadNotOpen):
-        check_files(uploads, database, upload)
+        uploads.build(upload)
     assert [key.split("/")[0] for key in keys(storage)] == ["tenants"]
-    assert sweep_objects(uploads, database.begin) == 1
+    assert uploads.sweep_objects() == 1
     assert files_left(tmp_path) == []
 
 
 def test_the_same_upload_completed_twice_at_once_is_one_version(
-    uploads, database, open_upload, storage, catalog
+    uploads, open_upload, storage, catalog, connection
 ):
     upload = open_upload()
-    uploads.storage = ActingStorage(
-        storage, after="put", act=lambda: complete_and_prove(uploads, database, upload)
-    )
-    version = complete_and_prove(uploads, database, upload)
-    with database.begin() as conn:
-        assert catalog.list_versions(conn, A, "pirate") == [version]
+    uploads.storage = ActingStorage(storage, after="put", act=lambda: uploads.complete(upload))
+    version = uploads.complete(upload)
+    assert catalog.list_versions(connection, A, "pirate") == [version]
 
 
-def test_the_slower_of_two_completes_gets_what_the_faster_made(
-    uploads, database, open_upload, storage
-):
+def test_the_slower_of_two_completes_gets_what_the_faster_made(uploads, open_upload, storage):
     """The faster gateway completes and discards the parts before the slower one reads them."""
     upload = open_upload()
-    uploads.storage = ActingStorage(
-        storage, before="read", act=lambda: complete_and_prove(uploads, database, upload)
-    )
-    assert complete_and_prove(uploads, database, upload).version == 1
+    uploads.storage = ActingStorage(storage, before="read", act=lambda: uploads.complete(upload))
+    assert uploads.complete(upload).version == 1
 
 
-def test_parts_that_vanish_from_an_open_upload_are_the_stores_fault(
-    uploads, database, open_upload, storage
-):
+def test_parts_that_vanish_from_an_open_upload_are_the_stores_fault(uploads, open_upload, storage):
     upload = open_upload()
     for key in keys(storage, "uploads/"):
         storage.delete(key)
     with pytest.raises(ObjectNotFound):
-        complete_and_prove(uploads, database, upload)
+        uploads.complete(upload)
 
 
-def test_no_transaction_is_open_while_bytes_move(base, database, storage, clock, tmp_path):
+def test_no_transaction_is_open_while_bytes_move(uploads, database, storage, open_upload):
     open_connections = []
 
     class WatchingStorage:
@@ -260,18 +219,7 @@ def test_no_transaction_is_open_while_bytes_move(base, database, storage, clock,
                 open_connections.append(database.pool.checkedout())
             return getattr(storage, name)
 
-    watched = Uploads(Catalog(BaseModels(base), clock), WatchingStorage(), clock=clock)
-    watched.validator = InProcessValidator()
-    files = sound_files(base)
-    with database.begin() as conn:
-        upload = watched.create_upload(conn, A, "key", "pirate", declare(files))
-    for filename, data in files.items():
-        path = tmp_path / filename
-        path.write_bytes(data)
-        size = len(data)
-        watched.put_part(
-            database.begin, A, upload.upload_id, filename, 0, path, size, sha256(data), size
-        )
-    complete_and_prove(watched, database, upload)
+    uploads.storage = WatchingStorage()
+    uploads.complete(open_upload())
     assert len(open_connections) > 4
     assert set(open_connections) == {0}

@@ -92,8 +92,10 @@ def test_a_spools_folder_is_shared_with_others_whose_files_stay(tmp_path: Path) 
     (spool_dir / "another").touch()
     settings = Settings(model=str(DEMO), data_dir=tmp_path / "data", spool_dir=spool_dir)
     gateway = assemble(settings, demo_entries(settings), AdminKey("admin"))
-    assert gateway.uploads.work.path.parent == spool_dir
-    assert gateway.uploads.work.path.stat().st_mode & 0o077 == 0
+    with gateway.spool.place("ten_1", 1) as place:
+        own = place.path.parent.parent
+    assert own.parent == spool_dir
+    assert own.stat().st_mode & 0o077 == 0
     assert (spool_dir / "another").exists()
     asyncio.run(gateway.bases.default.engines.close())
     gateway.database.close()

@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 
 from registry.adapter_rows import Adapter
 from registry.alias_rows import Canary
+from registry.upload_rows import unfinished_uploads
 from registry.upload_rules import RegistryLimits, check_room
-from registry.uploads import Uploads
 from server.accounts.auth import Identity
 from server.api.adapter_view import (
     AdapterAnswer,
@@ -31,7 +31,7 @@ from server.api.deps import (
     AdapterViewDep,
     CatalogDep,
     DatabaseDep,
-    UploadsDep,
+    RegistryLimitsDep,
     tenants_router,
 )
 from server.billing.prices import price_of_adapter
@@ -65,9 +65,15 @@ class _Alias(BodyFields):
     canary: _Canary | None = None
 
 
-def limits_of(uploads: Uploads, identity: Identity) -> RegistryLimits:
-    """The limits on what this tenant may store and upload."""
-    return uploads.limits.of_tenant(identity.max_adapters, identity.max_adapter_bytes_total)
+def limits_of(limits: RegistryLimits, identity: Identity) -> RegistryLimits:
+    """The limits on what this tenant may store and upload, given the operator's."""
+    return limits.of_tenant(identity.max_adapters, identity.max_adapter_bytes_total)
+
+
+def _check_room(conn: Connection, name: str, limits: RegistryLimits, identity: Identity) -> None:
+    """Raise QuotaExceeded unless there is room for what was restored."""
+    unfinished = unfinished_uploads(conn, identity.tenant_id, now_ms())
+    check_room(conn, identity.tenant_id, name, limits_of(limits, identity), unfinished)
 
 
 # ---- adapters ----
@@ -129,7 +135,7 @@ async def restore_adapter(
     database: DatabaseDep,
     catalog: CatalogDep,
     view: AdapterViewDep,
-    uploads: UploadsDep,
+    limits: RegistryLimitsDep,
     identity: AdaptersWriteKey,
 ) -> AdapterAnswer:
     """Restore a deleted adapter, without the pin and the grants that it had."""
@@ -137,7 +143,7 @@ async def restore_adapter(
     def restore(conn: Connection) -> Adapter:
         refuse_name_of_route(conn, identity.tenant_id, name)
         adapter = catalog.restore_adapter(conn, identity.tenant_id, name, actor=identity.actor)
-        check_room(conn, identity.tenant_id, name, limits_of(uploads, identity), now_ms())
+        _check_room(conn, name, limits, identity)
         return adapter
 
     return await _changed(database, view, restore)
@@ -201,7 +207,7 @@ async def restore_version(
     database: DatabaseDep,
     catalog: CatalogDep,
     view: AdapterViewDep,
-    uploads: UploadsDep,
+    limits: RegistryLimitsDep,
     identity: AdaptersWriteKey,
 ) -> VersionAnswer:
     """Restore a deleted version of an adapter."""
@@ -210,7 +216,7 @@ async def restore_version(
         restored = catalog.restore_version(
             conn, identity.tenant_id, name, version, actor=identity.actor
         )
-        check_room(conn, identity.tenant_id, name, limits_of(uploads, identity), now_ms())
+        _check_room(conn, name, limits, identity)
         price = price_of_adapter(conn, now_ms(), identity.tenant_id, restored.adapter_id)
         return view.version(restored, price)
 

@@ -26,7 +26,7 @@ from server.api.deps import (
     SettingsDep,
     SettlerDep,
     SpaceDep,
-    UploadsDep,
+    StorageDep,
     operators_router,
 )
 from server.api.routes.lists import ListAnswer
@@ -99,7 +99,7 @@ async def find_problems(
     ledger_probe: LedgerProbeDep,
     limiter: LimiterDep,
     space: SpaceDep,
-    uploads: UploadsDep,
+    storage: StorageDep,
     settings: SettingsDep,
     settler: SettlerDep,
     auditor: AuditorDep,
@@ -121,7 +121,7 @@ async def find_problems(
         *_of_holds(expired),
         *_of_audit(auditor.last),
         *_of_disk(space, settings.data_dir),
-        *_of_store(stays, uploads.storage.faults),
+        *_of_store(stays, storage.faults),
         *_of_limits(limiter.is_degraded, has_redis=settings.redis_url is not None),
         *_of_first_tokens(newest, settings.slo_first_token_s),
     ]

@@ -9,20 +9,19 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Response
 from pydantic import Field, JsonValue
 from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
 
+from registry import upload_ends, upload_opening, upload_parts, upload_rows
 from registry.adapter_rows import Version
 from registry.errors import StorageError
-from registry.part_rows import pending_bytes
-from registry.presigned import OfferedFile
-from registry.sweep import discard
-from registry.upload_proof import ended
-from registry.upload_proof import prove_again as prove_version_again
+from registry.presigned import OfferedFile, offer_files, storage_of
+from registry.upload_opening import NewUpload
+from registry.upload_parts import SentPart
 from registry.upload_rows import (
     COMPLETE,
     GATEWAY,
@@ -32,17 +31,20 @@ from registry.upload_rows import (
     Transfer,
     Upload,
 )
+from registry.upload_rules import RegistryLimits
 from server.api import errors
 from server.api.bodies import BodyFields, json_body, refuse_compressed
 from server.api.deps import (
     AdaptersWriteKey,
     AdapterViewDep,
     BasesDep,
+    CatalogDep,
     DatabaseDep,
     ProverDep,
+    RegistryLimitsDep,
     SpoolDep,
+    StorageDep,
     UploadBuildsDep,
-    UploadsDep,
     tenants_router,
 )
 from server.api.limit_headers import retry_headers
@@ -130,48 +132,73 @@ class _UploadContext:
 
     database: DatabaseDep
     view: AdapterViewDep
-    uploads: UploadsDep
+    catalog: CatalogDep
+    storage: StorageDep
+    operators_limits: RegistryLimitsDep
     identity: AdaptersWriteKey
+
+    @property
+    def limits(self) -> RegistryLimits:
+        """Limits on what this tenant may store and upload."""
+        return limits_of(self.operators_limits, self.identity)
+
+    def new(self, name: str | None, **fields: Any) -> NewUpload:
+        return NewUpload(self.identity.tenant_id, self.identity.key_id, name, **fields)
+
+    async def read_upload(self, upload_id: str) -> Upload:
+        """Read one of the tenant's uploads. Raises UploadNotFound."""
+        return await self.database.read(
+            lambda conn: upload_rows.get_upload(conn, self.identity.tenant_id, upload_id, now_ms())
+        )
+
+    async def cancelled(self, upload_id: str) -> Upload:
+        return await self.database.write(
+            lambda conn: upload_ends.cancel_upload(
+                conn, self.identity.tenant_id, upload_id, now_ms()
+            )
+        )
 
     async def opened(self, upload: Upload) -> UploadAnswer:
         """Render a new upload; where the store cannot offer its parts, it is cancelled again."""
         try:
             return await self.rendered(upload)
         except StorageError:
-            await self.database.write(
-                lambda conn: self.uploads.cancel_upload(conn, upload.tenant_id, upload.upload_id)
-            )
+            await self.cancelled(upload.upload_id)
             raise
 
     async def rendered(self, upload: Upload) -> UploadAnswer:
         """An upload as its tenant sees it, with the parts that are yet to be sent to the store."""
         offered: dict[str, OfferedFile] = {}
         if upload.state == OPEN and upload.transfer == PRESIGNED:
-            offered = await asyncio.to_thread(self.uploads.offer_files, self.database.begin, upload)
+            storage, begin = storage_of(self.storage), self.database.begin
+            offered = await asyncio.to_thread(
+                offer_files, begin, storage, upload, self.operators_limits
+            )
 
         def read(conn: Connection) -> tuple[Version | None, Price]:
-            version = self.uploads.get_version(conn, upload)
+            version = upload_rows.version_of(conn, upload)
             tenant_id, at_ms = upload.tenant_id, now_ms()
             if version:
                 return version, price_of_adapter(conn, at_ms, tenant_id, version.adapter_id)
             return None, price_for(conn, at_ms, tenant_id=tenant_id, base_model=base_model or "")
 
         # The base model that the files are for is not known until they are read.
-        base_model = upload.base_model or (upload.built or {}).get("base_model")
+        base_model = upload.base_model or (upload.built.base_model if upload.built else None)
         version, price = await self.database.read(read)
         return upload_view(upload, offered, base_model, version, price, self.view)
 
-    async def known(
-        self, bases: Bases, name: str, asked: _NewUpload, template: str | None
-    ) -> Version | None:
+    async def known(self, bases: Bases, new: NewUpload) -> Version | None:
         """The version made of these files; None if there is none, or no object of it is sound."""
-        asking = self.identity.tenant_id, name, asked.specs(), template, asked.base_model
-        known = await self.database.read(lambda conn: self.uploads.find_known(conn, *asking))
+        known = await self.database.read(
+            lambda conn: upload_opening.find_known(conn, new, self.catalog.bases)
+        )
         if known is None:
             return None
         residency = bases.residency(known.object_key, known.base)
         is_sound = residency is None or residency.tier != "failed"
-        is_there = is_sound and await asyncio.to_thread(self.uploads.has_object, known)
+        is_there = is_sound and await asyncio.to_thread(
+            upload_opening.has_object, self.storage, known
+        )
         return known if is_there else None
 
 
@@ -195,22 +222,20 @@ async def create_upload(
     template = None
     if (given := body.response_template) is not None:
         template = await asyncio.to_thread(checked_template, given, "response_template")
-    known = await context.known(bases, name, body, template)
+    new = context.new(
+        name,
+        files=body.specs(),
+        alias=body.alias,
+        transfer=body.transfer,
+        response_template=template,
+        base_model=body.base_model,
+    )
+    known = await context.known(bases, new)
 
     def write(conn: Connection) -> Upload:
-        refuse_name_of_route(conn, context.identity.tenant_id, name)
-        return context.uploads.create_upload(
-            conn,
-            context.identity.tenant_id,
-            context.identity.key_id,
-            name,
-            body.specs(),
-            alias=body.alias,
-            transfer=body.transfer,
-            response_template=template,
-            base_model=body.base_model,
-            known=known,
-            limits=limits_of(context.uploads, context.identity),
+        refuse_name_of_route(conn, new.tenant_id, name)
+        return upload_opening.open_upload(
+            conn, new, context.catalog, context.storage, context.limits, now_ms(), known
         )
 
     upload = await context.database.write(write)
@@ -223,14 +248,10 @@ async def create_dry_run(
     body: Annotated[_NewFiles, json_body(_NewFiles)],
 ) -> UploadAnswer:
     """Begin an upload that is only checked: its completion shows a passport and stores nothing."""
+    new = context.new(None, files=body.specs(), transfer=body.transfer, base_model=body.base_model)
     upload = await context.database.write(
-        lambda conn: context.uploads.create_dry_run(
-            conn,
-            context.identity.tenant_id,
-            context.identity.key_id,
-            body.specs(),
-            transfer=body.transfer,
-            base_model=body.base_model,
+        lambda conn: upload_opening.open_upload(
+            conn, new, context.catalog, context.storage, context.limits, now_ms()
         )
     )
     return await context.opened(upload)
@@ -248,17 +269,10 @@ async def prove_again(
 
     `base_model` names the other base model; it may be left out if only one other is served.
     """
+    new = context.new(name, files={}, alias=body.alias, base_model=body.base_model)
     upload = await context.database.write(
-        lambda conn: prove_version_again(
-            context.uploads,
-            conn,
-            context.identity.tenant_id,
-            context.identity.key_id,
-            name,
-            version,
-            body.alias,
-            base_model=body.base_model,
-            limits=limits_of(context.uploads, context.identity),
+        lambda conn: upload_opening.prove_again(
+            conn, new, version, context.catalog, context.limits, now_ms()
         )
     )
     prover.wake()
@@ -271,10 +285,9 @@ async def cancel_upload(
     context: _ContextDep,
 ) -> UploadAnswer:
     """Cancel an open upload and delete what was sent."""
-    upload = await context.database.write(
-        lambda conn: context.uploads.cancel_upload(conn, context.identity.tenant_id, upload_id)
-    )
-    await asyncio.to_thread(discard, context.uploads, context.database.begin, upload)
+    upload = await context.cancelled(upload_id)
+    begin = context.database.begin
+    await asyncio.to_thread(upload_ends.discard, begin, context.storage, upload, now_ms())
     return await context.rendered(upload)
 
 
@@ -284,10 +297,7 @@ async def get_upload(
     context: _ContextDep,
 ) -> UploadAnswer:
     """Get an upload: its state, the bytes received and, once they exist, passport and version."""
-    upload = await context.database.read(
-        lambda conn: context.uploads.get_upload(conn, context.identity.tenant_id, upload_id)
-    )
-    return await context.rendered(upload)
+    return await context.rendered(await context.read_upload(upload_id))
 
 
 @router.put("/uploads/{upload_id}/files/{filename}")
@@ -300,30 +310,26 @@ async def put_part(
     content_range: Annotated[str | None, Header(max_length=64)] = None,
 ) -> UploadFileAnswer:
     """Send the next part of a file, placed by Content-Range, or a whole small file without it."""
+    tenant_id, part_bytes = context.identity.tenant_id, context.operators_limits.part_bytes
     # Checked before the first byte, so that a refused part takes no place in the spool.
-    upload = await context.database.read(
-        lambda conn: context.uploads.get_upload(conn, context.identity.tenant_id, upload_id)
-    )
-    context.uploads.check_takes_parts(upload)
-    most_bytes = _announced(request, context.uploads.limits.part_bytes)
-    with spool.place(context.identity.tenant_id, most_bytes) as place:
+    upload_parts.check_takes_parts(await context.read_upload(upload_id))
+    most_bytes = _announced(request, part_bytes)
+    with spool.place(tenant_id, most_bytes) as place:
         stored = await context.database.read(
-            lambda conn: pending_bytes(conn, context.identity.tenant_id)
+            lambda conn: upload_parts.pending_bytes(conn, tenant_id)
         )
         spool.check_pending(place, stored)
         size_bytes, sha256 = await _receive(request, place.arrival, place.path, most_bytes)
         start, total = _placed(content_range, size_bytes)
         file = await asyncio.to_thread(
-            context.uploads.put_part,
+            upload_parts.put_part,
             context.database.begin,
-            context.identity.tenant_id,
+            context.storage,
+            tenant_id,
             upload_id,
-            filename,
-            start,
-            place.path,
-            size_bytes,
-            sha256,
-            total,
+            SentPart(filename, start, size_bytes, sha256, total, place.path),
+            part_bytes,
+            now_ms(),
         )
     return UploadFileAnswer.of_record(file)
 
@@ -342,7 +348,7 @@ async def complete_upload(
     when all is done, and 202 while an engine has yet to prove the adapter: ask again.
     """
     upload = await upload_builds.build(context.identity.tenant_id, upload_id)
-    upload = ended(await prover.wait_proved(upload, _PROOF_WAIT_S))
+    upload = upload_ends.check_fault(await prover.wait_proved(upload, _PROOF_WAIT_S))
     if upload.state != COMPLETE:
         response.status_code = 202
         response.headers.update(retry_headers(_PROOF_RETRY_S))

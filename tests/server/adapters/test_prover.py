@@ -16,23 +16,11 @@ from registry.catalog import Catalog
 from registry.errors import ProofFailed
 from registry.proof import Proof
 from registry.storage import LocalStorage
-from registry.upload_build import build_upload
-from registry.upload_proof import claim_proofs, ended
-from registry.upload_rules import RegistryLimits
-from registry.uploads import Uploads
+from registry.upload_ends import check_fault
 from registry.work_dir import WorkDir
 from server.adapters.prover import Prover, ProverConfig
-from tests.registry.factories import (
-    Clock,
-    InProcessValidator,
-    declare,
-    encode,
-    make_adapter,
-    make_base,
-    make_config,
-    make_files,
-    send_all,
-)
+from tests.registry.factories import Clock, make_base, sound_files
+from tests.registry.upload_world import Uploads
 
 A = "tenant-a"
 
@@ -77,42 +65,35 @@ def clock():
 
 
 @pytest.fixture
-def uploads(base, clock, tmp_path):
-    (tmp_path / "work").mkdir()
-    uploads = Uploads(
-        Catalog(BaseModels(base), clock),
-        LocalStorage(tmp_path / "store"),
-        RegistryLimits(),
-        clock,
-        WorkDir(tmp_path / "work"),
-    )
-    uploads.validator = InProcessValidator()
-    return uploads
+def uploads(sqlite_database, base, clock, tmp_path):
+    work = WorkDir(tmp_path / "work")
+    work.path.mkdir()
+    catalog, storage = Catalog(BaseModels(base), clock), LocalStorage(tmp_path / "store")
+    return Uploads(sqlite_database.begin, catalog, storage, clock, work)
 
 
 @pytest.fixture
-def make_proving(uploads, sqlite_database, base, tmp_path):
+def make_proving(uploads, base):
     def make(seed=1):
-        files = make_files(make_config(), encode(make_adapter(base, seed=seed)))
-        with sqlite_database.begin() as conn:
-            upload = uploads.create_upload(conn, A, "key-1", f"name-{seed}", declare(files))
-            send_all(uploads, conn, upload, files, tmp_path)
-        return build_upload(uploads, sqlite_database.begin, A, upload.upload_id)
+        files = sound_files(base, seed=seed)
+        return uploads.build(uploads.send_all(uploads.open(files, name=f"name-{seed}"), files))
 
     return make
 
 
 @pytest.fixture
-def make_prover(uploads, sqlite_database, tmp_path):
+def make_prover(uploads, sqlite_database):
     def make(engine, **config):
         config = {"poll_s": 0.01, "notice_s": 0.01, "retry_s": 0.0, **config}
         return Prover(
             sqlite_database,
-            uploads,
+            uploads.catalog,
+            uploads.storage,
             engine.prove,
             is_ready=lambda: engine.is_ready,
-            work=WorkDir(tmp_path / "work"),
+            work=uploads.work,
             config=ProverConfig(**config),
+            now_ms=uploads.now_ms,
         )
 
     return make
@@ -147,9 +128,9 @@ async def test_the_engine_reads_the_object_and_what_passed_is_a_version(
     upload = make_proving()
     (proved,) = await prove_all(make_prover(engine), upload)
     assert (proved.state, proved.version) == ("complete", 1)
-    assert proved.built["passport"]["canary"]["max_effect"] == 1.5
+    assert proved.built.passport["canary"]["max_effect"] == 1.5
     (adapter, path) = engine.asked[0]
-    assert adapter.object_key == upload.built["object_key"]
+    assert adapter.object_key == upload.built.object_key
     assert engine.bases == [BaseRef(base.base_revision, base.model_id, base.variant)]
     assert not path.exists()
     assert list((tmp_path / "work").iterdir()) == []
@@ -175,7 +156,7 @@ async def test_after_an_engine_died_it_is_tried_alone_and_no_more_and_nobody_bla
     assert (proved.state, proved.error_code) == ("failed", "proof_failed")
     assert engine.were_alone == [False, True]
     with pytest.raises(ProofFailed, match="not of the adapter"):
-        ended(proved)
+        check_fault(proved)
 
 
 async def test_without_an_engine_nothing_is_claimed_and_the_answer_does_not_wait_for_ever(
@@ -201,7 +182,7 @@ async def test_two_gateways_prove_each_upload_once(make_proving, make_prover):
         proved = [await provers[0].wait_proved(upload, 20) for upload in found]
     assert {upload.state for upload in proved} == {"complete"}
     digests = [adapter.digest for adapter, _ in engine.asked]
-    assert sorted(digests) == sorted(upload.built["digest"] for upload in found)
+    assert sorted(digests) == sorted(upload.built.digest for upload in found)
 
 
 async def test_an_upload_whose_base_model_is_at_rest_waits_while_the_others_serve(
@@ -231,32 +212,27 @@ async def test_an_engine_is_asked_one_at_a_time_and_no_more_are_taken_than_there
 
 
 async def test_a_long_proof_keeps_its_claim_and_a_stopped_gateway_gives_it_back(
-    make_proving, make_prover, uploads, sqlite_database, clock
+    make_proving, make_prover, uploads, clock
 ):
     make_proving()
     slow = FakeEngine()
     slow.go.clear()
     prover = make_prover(slow, max_running=1)
 
-    def claim():
-        with sqlite_database.begin() as conn:
-            return claim_proofs(uploads, conn, limit=9, claim_s=10)
-
     async with running(prover):
         await until(lambda: slow.asked)
         for _ in range(3):
             clock.now_s += 8
             await prover.step()
-            assert claim() == []
-    assert len(claim()) == 1
+            assert uploads.claim() == []
+    assert len(uploads.claim()) == 1
 
 
 async def test_a_killed_gateways_upload_is_proved_when_its_claim_has_run_out(
-    make_proving, make_prover, uploads, sqlite_database, clock
+    make_proving, make_prover, uploads, clock
 ):
     upload = make_proving()
-    with sqlite_database.begin() as conn:
-        assert claim_proofs(uploads, conn, limit=1, claim_s=10)
+    assert uploads.claim(1)
     engine = FakeEngine()
     prover = make_prover(engine)
     async with running(prover):
@@ -270,7 +246,7 @@ async def test_an_object_that_the_store_damaged_is_not_the_adapters_fault(
     make_proving, make_prover, uploads, tmp_path
 ):
     upload, engine = make_proving(), FakeEngine()
-    path = tmp_path / "store" / upload.built["object_key"]
+    path = tmp_path / "store" / upload.built.object_key
     whole = path.read_bytes()
     path.write_bytes(b"x" + whole[1:])
     prover = make_prover(engine)

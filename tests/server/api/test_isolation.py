@@ -254,9 +254,9 @@ def fill(world: World) -> None:
     version = gateway.database.read_sync(
         lambda conn: gateway.catalog.get_version(conn, world.acme.tenant_id, "pirate", 1)
     )
-    stored = gateway.uploads.work.path / "object"
+    stored = gateway.settings.data_dir / "object"
     stored.write_bytes(bytes(version.size_bytes))
-    gateway.uploads.storage.put(version.object_key, stored)
+    gateway.storage.put(version.object_key, stored)
     for name in SUBJECTS["name"]:
         for alias, version in (("latest", 1), ("beta", 1), ("beta", 2)):
             do("PUT", f"{name}/aliases/{alias}", {"version": version})

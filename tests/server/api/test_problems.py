@@ -198,7 +198,7 @@ def test_a_store_that_failed_is_named_with_its_reason_for_an_hour(
 ) -> None:
     now_s = 0.0
     faults = StorageFaults(clock=lambda: now_s)
-    monkeypatch.setattr(well.gateway.uploads.storage, "faults", faults)
+    monkeypatch.setattr(well.gateway.storage, "faults", faults)
     faults.error("tenants/ten_1/abc", reason)
     now_s = 3600.0
     text = told(well)

@@ -15,6 +15,7 @@ from registry.base_ref import BaseRef
 from registry.errors import StorageError
 from registry.proof import Proof
 from registry.storage import folder_of
+from registry.work_dir import WorkDir
 from server.adapters.prover import Prover, ProverConfig
 from server.adapters.spool import MAX_PARTS, MAX_PARTS_PER_TENANT, Spool
 from server.api.gateway import Gateway
@@ -84,16 +85,17 @@ def user(product: InProcess) -> User:
 
 @pytest.fixture
 async def client(
-    product: InProcess, user: User, engine: FakeEngine, monkeypatch
+    product: InProcess, user: User, engine: FakeEngine, monkeypatch, tmp_path: Path
 ) -> AsyncIterator[Client]:
     """The user's client of the gateway, whose prover runs."""
     monkeypatch.setattr(routes, "_PROOF_WAIT_S", 10.0)
     prover = Prover(
         product.gateway.database,
-        product.gateway.uploads,
+        product.gateway.catalog,
+        product.gateway.storage,
         engine.prove,
         is_ready=lambda: True,
-        work=product.gateway.uploads.work,
+        work=WorkDir(tmp_path / "proofs"),
         config=ProverConfig(poll_s=0.01, notice_s=0.01),
     )
     product.gateway = replace(product.gateway, prover=prover)
@@ -173,19 +175,6 @@ async def test_a_proof_that_takes_long_is_a_202_that_says_when_to_ask_again(
     engine.is_held = False
     monkeypatch.setattr(routes, "_PROOF_WAIT_S", 10.0)
     assert (await client.complete(upload)).status_code == 200
-
-
-async def test_completions_of_one_upload_at_once_are_one(
-    client: Client, product: InProcess
-) -> None:
-    upload = (await client.create()).json()
-    await client.send(upload)
-    checks = []
-    check = client.gateway.uploads.validator.check
-    client.gateway.uploads.validator.check = lambda *a: (checks.append(a), check(*a))[1]
-    answers = await asyncio.gather(*(client.complete(upload) for _ in range(4)))
-    assert {answer.status_code for answer in answers} == {200}
-    assert len(checks) == 1
 
 
 async def test_a_dry_run_answers_with_the_passport_and_leaves_nothing(
@@ -272,7 +261,7 @@ async def test_a_part_that_would_take_the_disks_reserve_is_a_507_before_it_is_re
     client: Client, product: InProcess
 ) -> None:
     disk = FakeDisk(free_bytes=1000)
-    product.gateway.uploads.work.space.look = disk
+    product.gateway.space.look = disk
     upload = (await client.create()).json()
     url = f"/v1/uploads/{upload['id']}/files/adapter_config.json"
     read = []
@@ -296,11 +285,15 @@ async def test_a_part_that_would_take_the_disks_reserve_is_a_507_before_it_is_re
 
 
 async def test_parts_of_unfinished_uploads_count_until_they_are_discarded(
-    client: Client, product: InProcess, user: User
+    client: Client, product: InProcess, tmp_path: Path
 ) -> None:
-    work, store = product.gateway.uploads.work, product.gateway.uploads.storage
     size_bytes = sum(map(len, FILES.values()))
-    small = Spool(work, folder_of(store), max_pending_bytes=size_bytes, max_pending_share=1)
+    small = Spool(
+        WorkDir(tmp_path / "parts"),
+        folder_of(product.gateway.storage),
+        max_pending_bytes=size_bytes,
+        max_pending_share=1,
+    )
     product.app.state.gateway = product.gateway = replace(product.gateway, spool=small)
     first, second = [(await client.create()).json() for _ in range(2)]
     await client.send(first)
@@ -320,7 +313,7 @@ async def test_a_cancelled_upload_leaves_nothing_and_makes_room(
     for _ in range(2):
         cancelled = await client.http.delete(f"/v1/uploads/{upload['id']}")
         assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
-    assert list(product.gateway.uploads.storage.list("")) == []
+    assert list(product.gateway.storage.list("")) == []
     refused = await client.complete(upload)
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "upload_not_open")
     done = (await client.create("adapters/two/uploads")).json()
@@ -340,8 +333,9 @@ class StoreWithoutParts(PresignedFolder):
 async def test_a_presigned_upload_that_the_store_cannot_offer_is_not_left_open(
     client: Client, product: InProcess, tmp_path: Path
 ) -> None:
-    product.gateway.uploads.storage = StoreWithoutParts(tmp_path / "other")
-    for _ in range(product.gateway.uploads.limits.max_open_uploads + 1):
+    store = StoreWithoutParts(tmp_path / "other")
+    product.app.state.gateway = product.gateway = replace(product.gateway, storage=store)
+    for _ in range(product.gateway.registry_limits.max_open_uploads + 1):
         assert (await client.create(transfer="presigned")).status_code == 503
     assert (await client.create()).status_code == 201
 

@@ -12,7 +12,7 @@ from registry.errors import StorageError
 from registry.free_space import FreeSpace
 from registry.storage import LocalStorage
 from registry.storage_url import open_storage
-from registry.sweep import purge, sweep_objects, sweep_uploads
+from registry.sweep import sweep_objects, sweep_uploads
 from registry.work_dir import WorkDir
 from server.billing.exports import schedules
 from server.billing.exports.formats import FORMATS
@@ -23,6 +23,7 @@ from server.billing.exports.schedules import (
     list_of,
     put_schedule,
 )
+from server.database.clock import now_ms
 from tests.faulty_s3 import CREDENTIALS, faulty_s3
 from tests.registry.fake_disk import FakeDisk
 from tests.server.export_ledger import fill, use
@@ -215,18 +216,18 @@ def test_a_format_that_cannot_be_written_stops_no_other(database, run, folder, m
 
 
 def test_no_sweep_takes_an_export(product, tmp_path):
-    uploads, begin = product.gateway.uploads, product.gateway.database.begin
+    gateway, storage = product.gateway, product.gateway.storage
     kept = "exports/ten_1/csv/000000000001-000000000009.csv"
     orphan = f"tenants/ten_1/{'0' * 64}"
     (tmp_path / "object").write_bytes(b"x")
     for key in (kept, orphan):
-        uploads.storage.put(key, tmp_path / "object")
+        storage.put(key, tmp_path / "object")
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.name in (orphan[-64:], kept[-29:]):
             os.utime(path, (time.time() - 10**8,) * 2)
-    for sweep in (sweep_uploads, purge, sweep_objects):
-        sweep(uploads, begin)
-    assert [found.key for found in uploads.storage.list("")] == [kept]
+    for sweep in (sweep_uploads, sweep_objects):
+        sweep(gateway.database.begin, storage, gateway.registry_limits, now_ms())
+    assert [found.key for found in storage.list("")] == [kept]
 
 
 # ---- the API ----

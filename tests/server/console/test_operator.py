@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registry.build import object_key
 
 from engine.messages import PROOF_TENANT, Residency
 from registry.audit import record_audit
-from registry.build import object_key
 from server.accounts.sessions import csrf_token
 from server.billing import ledger
 from server.billing.audit.report import CheckResult, Finding, Report
