@@ -11,7 +11,7 @@ from registry.base_model import BaseModel
 from registry.base_names import last_name, trained_on_quantised
 from registry.errors import shown
 from registry.peft_config import CONFIG_FILE, PeftConfig, endings
-from registry.peft_format import Header, ModuleScale, canonical_header
+from registry.peft_format import CanonicalAdapter, ModuleScale, canonical_header
 from registry.tensor_names import UploadedTensors
 from registry.token_rows import END_WEIGHTS, TrainedRows
 
@@ -162,38 +162,33 @@ def weight_warnings(modules: dict[str, ModuleScale], norms: dict[str, float]) ->
 
 
 def make_passport(
-    header: Header,
-    modules: dict[str, ModuleScale],
-    invocation_tokens: tuple[int, ...] | None,
-    vocab_size: int | None,
-    max_value: float,
-    trained_on: str | None,
-    warnings: list[str],
+    adapter: CanonicalAdapter, max_value: float, trained_on: str | None, warnings: list[str]
 ) -> Passport:
     """The passport of an adapter that passed the checks.
 
     trained_on: the base model that its config names.
     """
+    modules, tensors = adapter.modules, adapter.tensors.values()
     ranks = Counter(effect.rank for effect in modules.values())
     scales = Counter(effect.scale for effect in modules.values())
-    data_bytes = sum(tensor.size_bytes for tensor in header.tensors.values())
+    data_bytes = sum(tensor.size_bytes for tensor in tensors)
+    tokens = adapter.invocation_tokens
     if len(warnings) > _MAX_WARNINGS:
         hidden = len(warnings) - _MAX_WARNINGS
         warnings = [*warnings[:_MAX_WARNINGS], f"There are {hidden} more warnings."]
     return Passport(
-        lora_format="alora" if invocation_tokens else "lora",
+        lora_format="alora" if tokens else "lora",
         rank=max(ranks),
         ranks={str(rank): count for rank, count in sorted(ranks.items())},
         scales={f"{scale:.6g}": count for scale, count in sorted(scales.items())},
         num_modules=len(modules),
         targets=list(dict.fromkeys(module.rpartition(".")[2] for module in modules)),
-        dtype="+".join(sorted({tensor.dtype for tensor in header.tensors.values()})),
-        num_parameters=sum(prod(tensor.shape) for tensor in header.tensors.values()),
+        dtype="+".join(sorted({tensor.dtype for tensor in tensors})),
+        num_parameters=sum(prod(tensor.shape) for tensor in tensors),
         max_value=max_value,
-        size_bytes=len(canonical_header(header, modules, invocation_tokens, vocab_size))
-        + data_bytes,
-        invocation_tokens=list(invocation_tokens) if invocation_tokens else None,
-        vocab_size=vocab_size,
+        size_bytes=len(canonical_header(adapter)) + data_bytes,
+        invocation_tokens=list(tokens) if tokens else None,
+        vocab_size=adapter.vocab_size,
         trained_on=trained_on[:_MAX_NAME] if trained_on else None,
         warnings=warnings,
     )

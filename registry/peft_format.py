@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from math import isfinite, prod
@@ -96,10 +96,11 @@ class ModuleScale:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalAdapter:
-    """The canonical object as the engine reads it.
+    """An adapter as its canonical object has it, before it is written and after it is read.
 
     modules: by module name, such as "model.layers.0.self_attn.q_proj".
-    tensors: by PEFT's name, see `lora_names`; A is [rank, in], B is [out, rank].
+    tensors: by PEFT's name, see `lora_names`; A is [rank, in], B is [out, rank]. Their places are in
+    the file that is read.
     invocation_tokens: an activated LoRA applies from their last occurrence in the prompt on; None
     for an ordinary LoRA.   vocab_size: number of token ids, if the adapter adds some to the base
     model's; its tensors of the embedding and the head then have as many columns and rows.
@@ -212,38 +213,33 @@ def read_canonical(file: BinaryIO, file_size: int) -> CanonicalAdapter:
         max_metadata_bytes=MAX_CANONICAL_HEADER_BYTES,
         filename="canonical object",
     )
-    modules, invocation_tokens, vocab_size = _read_canonical_config(header.metadata)
-    expected = sorted(name for module in modules for name in lora_names(module))
+    adapter = _described(header)
+    expected = sorted(name for module in adapter.modules for name in lora_names(module))
     if list(header.tensors) != expected:
         raise _not_canonical("its tensors are not its modules' pairs in sorted order")
-    for module, effect in modules.items():
+    for module, effect in adapter.modules.items():
         a, b = (header.tensors[name] for name in lora_names(module))
         if {a.dtype, b.dtype} - ADAPTER_DTYPES:
             raise _not_canonical(f"{module} is not of a floating dtype that is served")
         if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0] == b.shape[1] == effect.rank:
             raise _not_canonical(f"the shapes of {module} do not have its rank")
-    return CanonicalAdapter(modules, header.tensors, invocation_tokens, vocab_size)
+    return adapter
 
 
-def canonical_header(
-    header: Header,
-    modules: Mapping[str, ModuleScale],
-    invocation_tokens: Sequence[int] | None = None,
-    vocab_size: int | None = None,
-) -> bytes:
+def canonical_header(adapter: CanonicalAdapter) -> bytes:
     """The first bytes of the canonical object: length and header, padded to 8-align the data."""
-    effects = {name: {"rank": m.rank, "scale": m.scale} for name, m in modules.items()}
+    effects = {name: {"rank": m.rank, "scale": m.scale} for name, m in adapter.modules.items()}
     config: dict[str, Any] = {"modules": effects}
-    if invocation_tokens is not None:  # an added key would change digests of ordinary adapters
-        config["invocation_tokens"] = list(invocation_tokens)
-    if vocab_size is not None:
-        config["vocab_size"] = vocab_size
+    # An added key would change digests of ordinary adapters.
+    if adapter.invocation_tokens is not None:
+        config["invocation_tokens"] = list(adapter.invocation_tokens)
+    if adapter.vocab_size is not None:
+        config["vocab_size"] = adapter.vocab_size
     entries: dict[str, Any] = {
         "__metadata__": {"format": CANONICAL_FORMAT, "config": _compact_json(config)}
     }
     position = 0
-    for name in sorted(header.tensors):
-        tensor = header.tensors[name]
+    for name, tensor in sorted(adapter.tensors.items()):
         end = position + tensor.size_bytes
         entries[name] = {
             "dtype": tensor.dtype,
@@ -257,21 +253,16 @@ def canonical_header(
 
 
 def write_canonical(
-    destination: BinaryIO,
-    weights: BinaryIO,
-    header: Header,
-    modules: Mapping[str, ModuleScale],
-    invocation_tokens: Sequence[int] | None = None,
-    vocab_size: int | None = None,
+    destination: BinaryIO, weights: BinaryIO, adapter: CanonicalAdapter
 ) -> ObjectInfo:
     """Write the canonical object of an adapter that has passed its checks.
 
-    weights: the uploaded file that `header` was read from. At most CHUNK_BYTES are held at a time.
+    weights: the uploaded file, in which its tensors are. At most CHUNK_BYTES are held at a time.
     """
     hasher = hashlib.sha256()
     size_bytes = 0
-    head = canonical_header(header, modules, invocation_tokens, vocab_size)
-    for chunk in chain((head,), _sorted_tensor_chunks(weights, header)):
+    chunks = (read_tensor_chunks(weights, it) for _, it in sorted(adapter.tensors.items()))
+    for chunk in chain((canonical_header(adapter),), chain.from_iterable(chunks)):
         hasher.update(chunk)
         destination.write(chunk)
         size_bytes += len(chunk)
@@ -290,11 +281,6 @@ def read_tensor_chunks(file: BinaryIO, tensor: TensorInfo) -> Iterator[bytes]:
         assert chunk, "the header was checked against the size of the file"
         left -= len(chunk)
         yield chunk
-
-
-def _sorted_tensor_chunks(weights: BinaryIO, header: Header) -> Iterator[bytes]:
-    for name in sorted(header.tensors):
-        yield from read_tensor_chunks(weights, header.tensors[name])
 
 
 def _compact_json(value: object) -> str:
@@ -375,12 +361,9 @@ def _in_byte_order(
     return ordered
 
 
-def _read_canonical_config(
-    metadata: Mapping[str, str],
-) -> tuple[dict[str, ModuleScale], tuple[int, ...] | None, int | None]:
-    """Rank and scale by module; the invocation tokens of an activated LoRA, else None; the number
-    of token ids, if tokens were added, else None.
-    """
+def _described(header: Header) -> CanonicalAdapter:
+    """The adapter that the header's metadata describes."""
+    metadata = header.metadata
     if metadata.get("format") != CANONICAL_FORMAT:
         raise _not_canonical(f"its format is not {CANONICAL_FORMAT}")
     config = parse_object(metadata.get("config", "").encode(), param="canonical object")
@@ -400,7 +383,8 @@ def _read_canonical_config(
         raise _not_canonical("its invocation tokens are no token ids")
     if vocab_size is not None and not _are_sizes([vocab_size]):
         raise _not_canonical("its vocab_size is no number of tokens")
-    return modules, None if tokens is None else tuple(tokens), vocab_size
+    tokens = None if tokens is None else tuple(tokens)
+    return CanonicalAdapter(modules, header.tensors, tokens, vocab_size)
 
 
 def _not_canonical(reason: str) -> InvalidAdapter:

@@ -28,6 +28,7 @@ from registry.peft_format import (
     MAX_TENSORS,
     MAX_UPLOAD_HEADER_BYTES,
     WEIGHTS_FILE,
+    CanonicalAdapter,
     Header,
     ModuleScale,
     TensorInfo,
@@ -68,19 +69,16 @@ class AdapterLimits:
 
 @dataclass(frozen=True, slots=True)
 class CheckedAdapter:
-    """An adapter that passed the checks, with the data for writing its canonical object."""
+    """An adapter that passed the checks, as its canonical object will have it."""
 
     passport: Passport
-    header: Header
-    modules: dict[str, ModuleScale]
-    invocation_tokens: tuple[int, ...] | None
-    vocab_size: int | None
+    adapter: CanonicalAdapter
 
 
 def check_adapter(
     config_bytes: bytes, file: BinaryIO, base: BaseModel, limits: AdapterLimits
 ) -> CheckedAdapter:
-    """Check the two uploaded files; returns passport, header, and effective ranks and scales.
+    """Check the two uploaded files.
 
     file: the weights, open at any place. Raises InvalidAdapter, TooLarge.
     """
@@ -113,9 +111,9 @@ def check_adapter(
         *weight_warnings(modules, {name: norms[name] for name in modules}),
     ]
     max_value = max(tensor.max_value for tensor in values.values())
-    checked = header, with_rows, config.invocation_tokens, rows.vocab_size
-    passport = make_passport(*checked, max_value, config.base_model_name, warnings)
-    return CheckedAdapter(passport, *checked)
+    adapter = CanonicalAdapter(with_rows, header.tensors, config.invocation_tokens, rows.vocab_size)
+    passport = make_passport(adapter, max_value, config.base_model_name, warnings)
+    return CheckedAdapter(passport, adapter)
 
 
 def read_weights_header(file: BinaryIO, limits: AdapterLimits) -> Header:

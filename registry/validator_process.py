@@ -66,14 +66,7 @@ def _validate(request: dict[str, Any]) -> dict[str, Any]:
         base = choose_base(bases, config, weights, limits)
         checked = check_adapter(config, weights, base, limits)
         checked_at = time.perf_counter()
-        written = write_canonical(
-            target,
-            weights,
-            checked.header,
-            checked.modules,
-            checked.invocation_tokens,
-            checked.vocab_size,
-        )
+        written = write_canonical(target, weights, checked.adapter)
     seconds = {"check": checked_at - started, "write": time.perf_counter() - checked_at}
     rounded = {stage: round(spent, 3) for stage, spent in seconds.items()}
     passport = checked.passport.to_dict() | {"seconds": rounded}

@@ -27,14 +27,14 @@ from registry.base_model import BaseModel
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import (
     WEIGHTS_FILE,
-    Header,
+    CanonicalAdapter,
     ModuleScale,
     TensorInfo,
     canonical_header,
     lora_names,
+    write_canonical,
 )
 from registry.validate import AdapterLimits, check_adapter
-from tests.registry.factories import write_checked
 
 ALL_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LLAMA3_ROPE = {
@@ -261,7 +261,7 @@ def canonical_bytes(adapter_dir: Path, base: BaseModel) -> bytes:
     config, written = (adapter_dir / CONFIG_FILE).read_bytes(), io.BytesIO()
     with (adapter_dir / WEIGHTS_FILE).open("rb") as file:
         checked = check_adapter(config, file, base, AdapterLimits())
-        write_checked(written, file, checked)
+        write_canonical(written, file, checked.adapter)
     return written.getvalue()
 
 
@@ -276,7 +276,8 @@ def canonical_object(
     infos = {n: TensorInfo(kinds[t.dtype], tuple(t.shape), 0, t.nbytes) for n, t in tensors.items()}
     scales = {name: ModuleScale(a.shape[0], 1.0) for name, (a, _) in modules.items()}
     data = [tensors[n].contiguous().view(torch.uint8).numpy().tobytes() for n in sorted(tensors)]
-    return canonical_header(Header(infos, {}), scales, invocation_tokens) + b"".join(data)
+    adapter = CanonicalAdapter(scales, infos, invocation_tokens)
+    return canonical_header(adapter) + b"".join(data)
 
 
 def packed_adapter(

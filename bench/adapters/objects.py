@@ -8,7 +8,13 @@ import numpy as np
 from bench.adapters.s3_server import S3Server
 from engine.models.checkpoint import projection_name
 from lora.layout import PROJECTIONS, ModelShape
-from registry.peft_format import Header, ModuleScale, TensorInfo, canonical_header, lora_names
+from registry.peft_format import (
+    CanonicalAdapter,
+    ModuleScale,
+    TensorInfo,
+    canonical_header,
+    lora_names,
+)
 from registry.ref import AdapterRef
 
 _SIGN_AND_MANTISSA, _EXPONENT = 0x83FF, 0x2000
@@ -31,7 +37,7 @@ class RandomObjects:
                     lora_names(module), [(rank, width_in), (width_out, rank)], strict=True
                 ):
                     tensors[tensor] = TensorInfo("F16", size, 0, 2 * size[0] * size[1])
-        self._header = canonical_header(Header(tensors, {}), scales)
+        self._header = canonical_header(CanonicalAdapter(scales, tensors))
         self._data_bytes = sum(tensor.size_bytes for tensor in tensors.values())
 
     @property

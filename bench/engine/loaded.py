@@ -81,7 +81,7 @@ def _register(checkpoint: Checkpoint, folder: Path, store: Path) -> AdapterRef:
     config, written = (folder / CONFIG_FILE).read_bytes(), io.BytesIO()
     with (folder / WEIGHTS_FILE).open("rb") as file:
         checked = check_adapter(config, file, base, AdapterLimits())
-        write_canonical(written, file, checked.header, checked.modules, checked.invocation_tokens)
+        write_canonical(written, file, checked.adapter)
     data = written.getvalue()
     digest = hashlib.sha256(data).hexdigest()
     key = f"tenants/bench/{digest}"

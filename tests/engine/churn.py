@@ -35,7 +35,13 @@ from lora.loader import ThreadLoader
 from lora.manager import AdapterManager
 from lora.packed import PackedForm
 from lora.residency import ResidencyConfig
-from registry.peft_format import ModuleScale, lora_names, read_header, write_canonical
+from registry.peft_format import (
+    CanonicalAdapter,
+    ModuleScale,
+    lora_names,
+    read_header,
+    write_canonical,
+)
 from registry.ref import AdapterRef
 from registry.storage import LocalStorage
 from tests.cpu_decoder import make_decoder
@@ -112,7 +118,7 @@ def canonical_adapter(code: int, rank: int, salt: int) -> bytes:
     raw = save(tensors)
     header = read_header(io.BytesIO(raw), len(raw))
     written = io.BytesIO()
-    write_canonical(written, io.BytesIO(raw), header, modules)
+    write_canonical(written, io.BytesIO(raw), CanonicalAdapter(modules, header.tensors))
     return written.getvalue()
 
 

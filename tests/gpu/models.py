@@ -17,7 +17,13 @@ from lora.packed import PackedForm
 from lora.packing import pack
 from lora.shard import WHOLE, Shard
 from registry.architecture import ARCHITECTURES
-from registry.peft_format import Header, ModuleScale, TensorInfo, canonical_header, lora_names
+from registry.peft_format import (
+    CanonicalAdapter,
+    ModuleScale,
+    TensorInfo,
+    canonical_header,
+    lora_names,
+)
 from tests.gpu.setting import ModelSizes
 
 BASE_REVISION = "base-1"
@@ -198,5 +204,5 @@ def _make_object(
 
 def _canonical(tensors: Mapping[str, np.ndarray], scales: Mapping[str, ModuleScale]) -> bytes:
     infos = {name: TensorInfo("F32", t.shape, 0, t.nbytes) for name, t in tensors.items()}
-    header = canonical_header(Header(infos, {}), scales)
+    header = canonical_header(CanonicalAdapter(dict(scales), infos))
     return header + b"".join(tensors[name].tobytes() for name in sorted(tensors))

@@ -19,7 +19,13 @@ import numpy as np
 
 from lora.layout import Layout, ModelShape
 from lora.packed import PackedForm
-from registry.peft_format import Header, ModuleScale, TensorInfo, canonical_header, lora_names
+from registry.peft_format import (
+    CanonicalAdapter,
+    ModuleScale,
+    TensorInfo,
+    canonical_header,
+    lora_names,
+)
 from registry.ref import AdapterRef
 
 SHAPE = ModelShape(2, 64, 160, 4, 2, 16)
@@ -41,7 +47,7 @@ def make_object(seed: int = 0, rank: int = 8, shape: ModelShape = SHAPE) -> byte
         ):
             tensors[name] = random.random(size, np.float32)
     infos = {n: TensorInfo("F32", t.shape, 0, t.nbytes) for n, t in tensors.items()}
-    header = canonical_header(Header(infos, {}), scales)
+    header = canonical_header(CanonicalAdapter(scales, infos))
     return header + b"".join(tensors[name].tobytes() for name in sorted(tensors))
 
 

@@ -17,26 +17,19 @@ from registry.peft_config import CONFIG_FILE
 from registry.peft_format import (
     WEIGHTS_FILE,
     CanonicalAdapter,
-    ObjectInfo,
     lora_names,
     read_canonical,
     write_canonical,
 )
 from registry.storage import LocalStorage, Storage
 from registry.upload_rows import FileSpec
-from registry.validate import AdapterLimits, CheckedAdapter, check_adapter
+from registry.validate import AdapterLimits, check_adapter
 from registry.validator import ValidatedAdapter
 
 
 def parse_canonical(data: bytes) -> CanonicalAdapter:
     """Parse a canonical object in memory: data[tensor.start : tensor.end] is a tensor."""
     return read_canonical(io.BytesIO(data), len(data))
-
-
-def write_checked(out: BinaryIO, source: BinaryIO, checked: CheckedAdapter) -> ObjectInfo:
-    """Write the canonical object of an adapter that passed its check."""
-    tokens, vocab_size = checked.invocation_tokens, checked.vocab_size
-    return write_canonical(out, source, checked.header, checked.modules, tokens, vocab_size)
 
 
 def validate_adapter(
@@ -199,7 +192,7 @@ class InProcessValidator:
         with weights.open("rb") as source, target.open("wb") as out:
             base = choose_base(bases, config.read_bytes(), source, limits)
             checked = check_adapter(config.read_bytes(), source, base, limits)
-            written = write_checked(out, source, checked)
+            written = write_canonical(out, source, checked.adapter)
         passport = checked.passport.to_dict()
         return ValidatedAdapter(
             passport,

@@ -20,11 +20,10 @@ from lora.packed import PackedForm, read_header
 from lora.packing import pack
 from registry.base_model import BaseModel
 from registry.errors import InvalidAdapter, TooLarge
-from registry.peft_format import lora_names
+from registry.peft_format import lora_names, write_canonical
 from registry.tensor_names import peft_name
 from registry.validate import AdapterLimits, check_adapter
 from tests.lora.factories import FORM, SHAPE
-from tests.registry.factories import write_checked
 from tests.registry.mutants import mutant
 
 LIMITS = AdapterLimits()
@@ -50,7 +49,7 @@ def outcome(base, number):
     except (InvalidAdapter, TooLarge) as error:
         return error, None
     written = io.BytesIO()
-    write_checked(written, io.BytesIO(weights), checked)
+    write_canonical(written, io.BytesIO(weights), checked.adapter)
     return written.getvalue(), checked
 
 
@@ -133,10 +132,16 @@ def assert_served(number, data, checked, folder):
     added = effects(packed(data, FORM, folder))
     for module, (a, b) in uploaded(number).items():
         layer, projection = int(module.split(".")[2]), PROJECTIONS.index(module.rpartition(".")[2])
-        wanted = checked.modules[module].scale * b.astype(np.float64) @ a.astype(np.float64)
+        wanted = checked.adapter.modules[module].scale * b.astype(np.float64) @ a.astype(np.float64)
         found = added.pop((layer, projection))
         # The order of sums differs, so the bound is relative to the largest terms: sums may cancel.
-        room = 1e-12 * checked.modules[module].scale * np.abs(b).max() * np.abs(a).max() * len(a)
+        room = (
+            1e-12
+            * checked.adapter.modules[module].scale
+            * np.abs(b).max()
+            * np.abs(a).max()
+            * len(a)
+        )
         assert np.abs(found - wanted).max() <= room
     assert not added
 

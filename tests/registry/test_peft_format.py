@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from registry.errors import InvalidAdapter
 from registry.peft_format import (
     CHUNK_BYTES,
+    CanonicalAdapter,
     ModuleScale,
     canonical_header,
     lora_names,
@@ -155,7 +156,8 @@ def test_peft_names_split_and_join():
 def make_canonical(tensors, modules, invocation_tokens=None):
     data = encode(tensors)
     out = io.BytesIO()
-    info = write_canonical(out, io.BytesIO(data), read(data), modules, invocation_tokens)
+    adapter = CanonicalAdapter(modules, read(data).tensors, invocation_tokens)
+    info = write_canonical(out, io.BytesIO(data), adapter)
     return out.getvalue(), info
 
 
@@ -195,8 +197,8 @@ def test_safetensors_reads_the_canonical_object():
 def test_the_canonical_data_is_aligned_to_eight_bytes():
     for module in ("m", "mm", "mmm", "mmmm"):
         tensors = make_pair(module)
-        head = canonical_header(read(encode(tensors)), {module: ModuleScale(2, 1.0)})
-        assert len(head) % 8 == 0
+        adapter = CanonicalAdapter({module: ModuleScale(2, 1.0)}, read(encode(tensors)).tensors)
+        assert len(canonical_header(adapter)) % 8 == 0
 
 
 def test_the_canonical_object_is_written_in_bounded_pieces():
@@ -209,7 +211,8 @@ def test_the_canonical_object_is_written_in_bounded_pieces():
 
     data = encode(make_pair("m", rank=3, width=200_001))
     out = Pieces()
-    write_canonical(out, io.BytesIO(data), read(data), {"m": ModuleScale(3, 1.0)})
+    adapter = CanonicalAdapter({"m": ModuleScale(3, 1.0)}, read(data).tensors)
+    write_canonical(out, io.BytesIO(data), adapter)
     assert out.largest == CHUNK_BYTES
 
 
@@ -221,7 +224,8 @@ def test_the_digest_does_not_depend_on_order_or_metadata_of_the_upload(order, me
     names = list(tensors)
     data = encode({names[n]: tensors[names[n]] for n in order}, metadata)
     shuffled = {"abc"[n // 2]: modules["abc"[n // 2]] for n in order}
-    info = write_canonical(io.BytesIO(), io.BytesIO(data), read(data), shuffled)
+    adapter = CanonicalAdapter(shuffled, read(data).tensors)
+    info = write_canonical(io.BytesIO(), io.BytesIO(data), adapter)
     assert info == make_canonical(tensors, modules)[1]
 
 

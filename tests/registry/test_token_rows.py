@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from registry.base_model import BaseModel
 from registry.errors import InvalidAdapter
-from registry.peft_format import WEIGHTS_FILE, lora_names
+from registry.peft_format import WEIGHTS_FILE, lora_names, write_canonical
 from registry.tensor_values import decode, round_to
 from registry.validate import AdapterLimits, check_adapter
 from registry.validator import Validator
@@ -24,7 +24,6 @@ from tests.registry.factories import (
     parse_canonical,
     sha256,
     write_base,
-    write_checked,
 )
 
 LIMITS = AdapterLimits()
@@ -82,7 +81,7 @@ def served(base, tensors, **config):
     """The sums that the canonical object adds to the ends, [vocab, hidden], and its passport."""
     weights, checked = check(base, tensors, **config)
     written = io.BytesIO()
-    write_checked(written, weights, checked)
+    write_canonical(written, weights, checked.adapter)
     data = written.getvalue()
     assert len(data) == checked.passport.size_bytes
     adapter = parse_canonical(data)
@@ -237,12 +236,12 @@ def copies():
 
 def test_rows_behind_the_base_models_are_added_to_its_vocabulary(untied):
     weights, checked = check(untied, copies())
-    assert checked.passport.vocab_size == checked.vocab_size == VOCAB + 3
+    assert checked.passport.vocab_size == checked.adapter.vocab_size == VOCAB + 3
     added, _ = served(untied, copies())
     for module, rows in added.items():
         np.testing.assert_allclose(rows[VOCAB:], RESIZED[module][VOCAB:], rtol=0, atol=2e-6)
         assert not rows[:VOCAB].any()
-    assert {name: effect.rank for name, effect in checked.modules.items() if name in COPY} == {
+    assert {name: effect.rank for name, effect in checked.adapter.modules.items() if name in COPY} == {
         EMBEDDING: 3, HEAD: 2,
     }  # fmt: skip
 
@@ -251,7 +250,7 @@ def test_the_object_says_how_many_tokens_there_are_only_if_some_were_added(untie
     def told(tensors):
         weights, checked = check(untied, tensors)
         written = io.BytesIO()
-        write_checked(written, weights, checked)
+        write_canonical(written, weights, checked.adapter)
         return parse_canonical(written.getvalue()).vocab_size
 
     assert told(copies()) == VOCAB + 3
@@ -274,7 +273,7 @@ def test_one_end_that_was_resized_alone_is_refused(untied, tied):
         "wrong_shape",
         True,
     )
-    assert check(tied, alone)[1].vocab_size == VOCAB + 3
+    assert check(tied, alone)[1].adapter.vocab_size == VOCAB + 3
     assert refused(tied, alone, modules_to_save=["embed_tokens"]).code == "wrong_shape"
 
 
@@ -327,7 +326,7 @@ def test_the_confined_process_reads_the_base_models_rows(untied, tied, tmp_path)
     validated = Validator(LIMITS).check(bases, "a", config, weights, target)
     file, checked = check(untied, copies())
     written = io.BytesIO()
-    write_checked(written, file, checked)
+    write_canonical(written, file, checked.adapter)
     assert validated.base_model == "twin"
     assert validated.digest == sha256(written.getvalue()) == sha256(target.read_bytes())
 

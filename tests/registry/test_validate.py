@@ -59,7 +59,7 @@ def test_the_passport_says_which_tokens_invoke_an_activated_lora(base):
     )
     assert checked.passport.invocation_tokens == [6, 0]
     assert checked.passport.lora_format == "alora"
-    assert checked.invocation_tokens == (6, 0)
+    assert checked.adapter.invocation_tokens == (6, 0)
 
 
 def test_an_invocation_token_that_the_base_does_not_have_is_refused(base):
@@ -74,7 +74,7 @@ def test_ranks_are_counted_per_module(base):
     tensors |= make_adapter(base, targets=["v_proj"], rank=4)
     checked = check(base, tensors, make_config(rank_pattern={"q_proj": 2}))
     assert checked.passport.ranks == {"2": 2, "4": 2}
-    assert checked.modules["model.layers.0.self_attn.q_proj"] == ModuleScale(2, 4.0)
+    assert checked.adapter.modules["model.layers.0.self_attn.q_proj"] == ModuleScale(2, 4.0)
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
@@ -271,7 +271,7 @@ def test_warnings_are_few_however_much_there_is_to_warn_of(base):
 @pytest.mark.parametrize(("targets", "number"), [(["q_proj"], 2), ("q_proj", 4), ([], 4)])
 def test_a_module_that_has_tensors_is_served_though_peft_would_leave_it_out(base, targets, number):
     checked = check(base, make_adapter(base), make_config(target_modules=targets))
-    assert len(checked.modules) == 4
+    assert len(checked.adapter.modules) == 4
     (warning,) = checked.passport.warnings
     assert f"does not target {number} of 4 modules" in warning
     assert "PEFT would leave them out" in warning
@@ -347,7 +347,7 @@ def with_ends(base, rank=4, **shapes):
 
 def test_the_ends_are_checked_as_modules_behind_the_projections(base):
     checked = check(base, with_ends(base), ENDS)
-    assert list(checked.modules)[-2:] == [EMBEDDING, HEAD]
+    assert list(checked.adapter.modules)[-2:] == [EMBEDDING, HEAD]
     assert checked.passport.targets == ["q_proj", "embed_tokens", "lm_head"]
     assert checked.passport.warnings == []
 
