@@ -170,15 +170,14 @@ def _places(
     bases: Bases, identity: Identity, versions: Iterable[VersionAnswer]
 ) -> dict[str, list[Place]]:
     """The engines that have a version's weights or are getting them, by the version's digest."""
-    engines: dict[str, list[str]] = {}
     found: dict[str, list[Place]] = {}
     for version in versions:
         base = bases.named(version.base_model or "")
         if base is None:
             continue
-        if base.home not in engines:
-            engines[base.home] = [figures.name for figures in base.engines.figures()]
         key = object_key(identity.tenant_id, version.digest)
-        told = ((name, base.engines.residency(key, name)) for name in engines[base.home])
-        found[version.digest] = [(name, it.tier) for name, it in told if it and it.tier != "remote"]
+        told = [(engine.name, engine.residency.get(key)) for engine in base.engines]
+        found[version.digest] = sorted(
+            (name, it.tier) for name, it in told if it and it.tier != "remote"
+        )
     return found

@@ -47,7 +47,7 @@ from server.limits.adapter_limits import get_adapter_limits
 from server.limits.learned import LearnedTokens
 from server.limits.memory import MemoryLimiter
 from server.limits.rules import SEAT_SLACK_S, Grant, Limit
-from server.pool.engines import Engines
+from server.pool.engines import Engine
 from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
 from server.pool.running import RunningRequest
 from server.shapes.compiled import CompiledGrammars, Grammar
@@ -326,7 +326,7 @@ class Admission:
         request: GenerationRequest,
         message: AddRequest,
         resolved: _Resolved,
-        engine: str,
+        engine: Engine,
         begun: Grant | None,
     ) -> tuple[AddRequest, Grant]:
         """Charge every limit, then the budget and the hold in one transaction; or charge nothing.
@@ -334,13 +334,11 @@ class Admission:
         begun: what `_charge_work` has charged.
         """
         tokens = message.num_prompt_tokens + self._expected_tokens(request, message)
-        engines = resolved.base.engines
         grant = await self._charge(message.request_id, resolved.limits, tokens, begun)
         try:
             if message.adapter:
-                await engines.prefetch(identity.tenant_id, message.adapter, engine)
-            engine_id = _engine_id(engines, engine)
-            hold = self._hold(identity, request.model, message, resolved, engine_id)
+                await engine.prefetch(identity.tenant_id, message.adapter)
+            hold = self._hold(identity, request.model, message, resolved, engine.engine_id)
             lease = await self._write_hold(identity, hold, resolved.price, message)
         except BaseException:
             self.limiter.release(grant, None)
@@ -492,31 +490,24 @@ def _token_limits(limits: Sequence[Limit]) -> list[Limit]:
     return [limit for limit in limits if limit.metric == "tokens"]
 
 
-def _route(base: ServedBase, message: AddRequest) -> str:
-    """The name of the engine that is to take the request."""
+def _route(base: ServedBase, message: AddRequest) -> Engine:
+    """The engine that is to take the request."""
     try:
         return base.engines.route(message)
     except EngineDeadError:
         raise errors.engine_unavailable() from None
 
 
-def _engine_id(engines: Engines, engine: str) -> str:
-    try:
-        return engines.engine_id(engine)
-    except EngineDeadError:
-        raise errors.engine_unavailable() from None
-
-
-def _running(base: ServedBase, name: str, message: AddRequest, engine: str) -> RunningRequest:
+def _running(base: ServedBase, name: str, message: AddRequest, engine: Engine) -> RunningRequest:
     adapter = message.adapter
-    where = base.engines.residency(adapter.object_key, engine) if adapter else None
+    where = engine.residency.get(adapter.object_key) if adapter else None
     return RunningRequest(
         request_id=message.request_id,
         tenant_id=message.tenant_id,
         num_answers=message.num_answers,
         wanted_tokens=message.token_lease,
         is_cold=adapter is not None and (where is None or where.tier != "device"),
-        engine=engine,
+        engine=engine.name,
         adapter=name if adapter else None,
     )
 

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.messages import LeaseLow
+from engine.client import EngineClient
+from engine.endpoint import Endpoint
+from engine.messages import LeaseLow, TenantService
 from registry.base_model import BaseModel
 from server.database.database import Database
 from server.inference.load_shedding import LoadShedder
@@ -14,7 +16,8 @@ from server.inference.token_leases import TokenLeases
 from server.launch.settings import Settings
 from server.pool.base_files import BaseEntry
 from server.pool.engine_pool import EnginePool
-from server.pool.engines import Engines
+from server.pool.engines import Engine, Engines
+from server.pool.files import Member
 from server.pool.keeper import Keeper, KeeperConfig
 from server.pool.membership import Membership
 from server.pool.running import Running
@@ -51,11 +54,7 @@ class BaseMaker:
         )
         running = Running()
         token_leases = TokenLeases(self.database, running)
-
-        def extend_lease(low: LeaseLow) -> None:
-            token_leases.extend_soon(engines, low)
-
-        engines = self._pool(entry, model.base_revision, running, extend_lease)
+        engines = self._pool(entry, model.base_revision, running, token_leases.extend_soon)
         return ServedBase(
             home=entry.home,
             model=model,
@@ -72,19 +71,26 @@ class BaseMaker:
 
     def leftover(self, entry: BaseEntry) -> Engines:
         """The engines of a base model of which nothing but journals is left."""
-        return self._pool(entry, entry.base_revision, Running(), lambda _: None)
+        return self._pool(entry, entry.base_revision, Running(), lambda *_: None)
 
     def _pool(
         self,
         entry: BaseEntry,
         base_revision: str,
         running: Running,
-        on_lease_low: Callable[[LeaseLow], None],
+        on_lease_low: Callable[[Engine, LeaseLow], None],
     ) -> Engines:
         members = Membership(Path(entry.home))
-        return EnginePool(
-            members, self.client_key, base_revision, running, self.on_end, on_lease_low
-        )
+        return EnginePool(members, self._connect, base_revision, running.num_at, on_lease_low)
+
+    def _connect(
+        self,
+        member: Member,
+        on_lease_low: Callable[[LeaseLow], None],
+        on_service: Callable[[TenantService], None],
+    ) -> EngineClient:
+        endpoint = Endpoint(member.address, member.server_key, self.client_key)
+        return EngineClient(endpoint, self.on_end, on_lease_low, on_service)
 
 
 def _served_as(tokenizer: Tokenizer, settings: Settings) -> str:

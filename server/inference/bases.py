@@ -14,7 +14,7 @@ from registry.base_ref import BaseRef
 from server.inference import errors
 from server.inference.served_base import ServedBase
 from server.pool.base_files import BaseEntry
-from server.pool.engines import EngineFigures, Engines
+from server.pool.engines import EngineFigures, Engines, nearest
 from server.pool.running import Parent, RunningRequest
 
 
@@ -139,7 +139,7 @@ class Bases:
         """End every request under way."""
         for base in list(self):
             for request_id in base.running:
-                await base.engines.abort(request_id)
+                await base.abort(request_id)
 
     # ---- all engines ----
 
@@ -165,19 +165,21 @@ class Bases:
 
     def engine_ids(self) -> list[str]:
         """Ids of the engines whose journals can be read."""
-        return [engine_id for engines in self.pools for engine_id in engines.engine_ids()]
+        found = (engine.engine_id for engines in self.pools for engine in engines)
+        return [engine_id for engine_id in found if engine_id]
 
     async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
         """Read an engine's journal. Raises EngineDeadError, also if another took its place."""
         for engines in self.pools:
-            if engine_id in engines.engine_ids():
-                return await engines.read_journal(engine_id, settled_seq, limit)
+            for engine in engines:
+                if engine.engine_id == engine_id:
+                    return await engine.read_journal(engine_id, settled_seq, limit)
         raise EngineDeadError("the engine is gone")
 
     def residency(self, object_key: str, ref: BaseRef) -> Residency | None:
         """Residency of an adapter at the engine of its base model that could use it soonest."""
         base = self.serving(ref)
-        return base.engines.residency(object_key) if base else None
+        return nearest(base.engines, object_key) if base else None
 
     # ---- internals ----
 

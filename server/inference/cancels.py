@@ -46,7 +46,7 @@ class Cancels:
             if found is not None and found[1].tenant_id == tenant_id:
                 base, running = found
                 is_here = running.is_cancelled = True
-                await base.engines.abort(each)
+                await base.abort(each)
         if is_here or self.database.is_sqlite:
             return is_here
         return await self.database.write(lambda conn: note_cancel(conn, tenant_id, request_ids))
@@ -72,7 +72,7 @@ class Cancels:
         for base in list(self.bases):
             for request_id in base.running:
                 if (running := base.running.find(request_id)) and running.is_cancelled:
-                    await base.engines.abort(request_id)
+                    await base.abort(request_id)
 
 
 def note_cancel(conn: Connection, tenant_id: str, request_ids: Sequence[str]) -> bool:

@@ -104,8 +104,9 @@ class Generation:
         for moves_left in reversed(range(_MAX_MOVES + 1)):
             logs.note(engine=admitted.running.engine)
             try:
-                await engines.generate(admitted.message, admitted.running.engine, take)
-                return
+                if (engine := engines.find(admitted.running.engine)) is None:
+                    raise EngineAwayError("the engine is gone")
+                return await engine.generate(admitted.message, take)
             except EngineAwayError:
                 if not moves_left:
                     raise
@@ -117,16 +118,15 @@ class Generation:
         """
         request_id, running = admitted.message.request_id, admitted.running
         engines = admitted.base.engines
-        name = engines.route(admitted.message, besides=running.engine)
-        engine_id = engines.engine_id(name)
+        engine = engines.route(admitted.message, besides=running.engine)
         lifetime_ms = int(self.hold_lifetime_s * 1000)
 
         def write(conn: Connection) -> bool:
-            return move_hold(conn, request_id, engine_id, lifetime_ms)
+            return move_hold(conn, request_id, engine.engine_id, lifetime_ms)
 
         if not await self.database.write(write):
             raise EngineAwayError("its hold has been resolved")
-        admitted.base.running.move(running, name)
+        admitted.base.running.move(running, engine.name)
         self.count_move()
 
     def _note_first_token(self, admitted: Admitted, waited_s: float) -> None:

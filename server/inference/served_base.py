@@ -72,6 +72,12 @@ class ServedBase:
         self.texts.keep(version, text)
         return text
 
+    async def abort(self, request_id: str) -> None:
+        """End a request wherever it runs; one that does not run is no error."""
+        request = self.running.find(request_id)
+        if request and (engine := self.engines.find(request.engine)):
+            await engine.abort(request_id)
+
     @property
     def max_model_len(self) -> int:
         """Tokens of prompt and answer together, as engines report; 0 until one has connected."""

@@ -14,7 +14,7 @@ from engine.messages import LeaseLow
 from server.billing.budgets import extend
 from server.database.clock import now_ms
 from server.database.database import Database, LedgerUnavailable
-from server.pool.engines import Engines
+from server.pool.engines import Engine
 from server.pool.running import Running, RunningRequest
 
 _RETRY_WAITS_S = (0.2, 0.5, 1.0)
@@ -36,10 +36,12 @@ class TokenLeases:
         self._retry_waits_s = retry_waits_s
         self._asking: dict[str, asyncio.Task[None]] = {}
 
-    def extend_soon(self, engines: Engines, low: LeaseLow) -> None:
-        """Extend a lease without waiting for it; a request that has ended gets nothing."""
+    def extend_soon(self, engine: Engine, low: LeaseLow) -> None:
+        """Extend a lease at the engine that said `low`, without waiting for it; a request that has
+        ended gets nothing.
+        """
         if low.request_id not in self._asking:
-            task = asyncio.create_task(self._extend(engines, low))
+            task = asyncio.create_task(self._extend(engine, low))
             self._asking[low.request_id] = task
             task.add_done_callback(lambda _: self._asking.pop(low.request_id, None))
 
@@ -49,7 +51,7 @@ class TokenLeases:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _extend(self, engines: Engines, low: LeaseLow) -> None:
+    async def _extend(self, engine: Engine, low: LeaseLow) -> None:
         waits_s = self._retry_waits_s
         for wait_s in itertools.chain(waits_s, itertools.repeat(waits_s[-1])):
             request = self._running.find(low.request_id)
@@ -59,7 +61,7 @@ class TokenLeases:
             with contextlib.suppress(LedgerUnavailable):
                 lease = await self._extend_hold(request)
             if lease > low.token_lease:
-                await engines.extend_lease(low.request_id, lease)
+                await engine.extend_lease(low.request_id, lease)
                 return
             # Others hold what is left, the ledger is away, or somebody has locked the hold's row.
             await asyncio.sleep(wait_s)

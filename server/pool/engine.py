@@ -1,18 +1,21 @@
 """One engine of the pool, as this gateway sees it: its client, and the figures for routing."""
 
+import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
 
 from engine.client import EngineClient
-from engine.messages import EngineStats, Tier
+from engine.delivery import Take
+from engine.errors import EngineProves
+from engine.messages import AddRequest, EngineStats, Prefetch, RequestOutput, Residency, Tier
+from engine.records import JournalRecords
 from registry.ref import AdapterRef
+from server.pool.engines import EngineFigures, EngineState
 from server.pool.files import Member
 from server.pool.load_costs import LoadCosts
 from server.pool.router import EngineView
-
-EngineState = Literal["starting", "ready", "leaving", "of another model"]
+from server.pool.suspects import RETRY_S, Suspected, Suspects, fingerprint
 
 _FIRST_REQUEST_S = 1.0
 _FIRST_TOKENS_PER_S = 1000.0
@@ -25,13 +28,18 @@ _MAX_EXPECTED = 1000
 _NEW_OTHERS = 0.1
 """Weight of a new figure in the average of other gateways' requests. It is low because figures are
 of different moments, and gateways that all believed in the same dip would all fill it."""
+_ALONE_S = 0.1
+"""Seconds between looks at an engine that serves, or is to serve, one alone."""
+_SERVED = frozenset({"eos", "stop_string", "stop_token", "max_tokens", "max_model_len", "budget"})
+"""Causes by which an engine ends a request that it has served to the end."""
 
 
 class PooledEngine:
-    """An engine, its client and its figures.
+    """An engine, its client and its figures. See `Engine`.
 
-    costs: costs of loads, shared by the pool.   num_own: number of this gateway's requests that an
-    engine has, by the engine's name.
+    num_own: number of this gateway's answers that an engine has to give, by the engine's name.
+    costs: costs of loads, shared by the pool, as `suspects` are.
+    is_only: whether no other engine takes requests.
     """
 
     def __init__(
@@ -39,30 +47,92 @@ class PooledEngine:
         member: Member,
         client: EngineClient,
         base_revision: str,
-        costs: LoadCosts,
         num_own: Callable[[str], int],
-        clock: Callable[[], float] = time.monotonic,
+        costs: LoadCosts,
+        suspects: Suspects,
+        is_only: Callable[[], bool],
     ) -> None:
         self.member = member
         self.client = client
         self._base_revision = base_revision
-        self._costs = costs
         self._num_own = num_own
-        self._clock = clock
+        self._costs = costs
+        self._suspects = suspects
+        self._is_only = is_only
         self._request_s = _FIRST_REQUEST_S
         self._expected: OrderedDict[str, float] = OrderedDict()
         self._seen: EngineStats | None = None
         self._num_others = 0.0
         self._num_deaths = 0
 
+    # ---- what is said to it ----
+
+    async def generate(self, request: AddRequest, take: Take) -> None:
+        mark = fingerprint(request)
+        started = time.monotonic()
+        deadline = started + request.first_token_timeout_s
+
+        def note_and_take(output: RequestOutput) -> None:
+            if output.is_last:
+                self._request_s += (time.monotonic() - started - self._request_s) * _NEW_SAMPLE
+                if output.stop_cause in _SERVED:
+                    self._suspects.clear(mark)
+            take(output)
+
+        with self._suspects.watch(mark, request.tenant_id, self.name) as is_tried:
+            if is_tried:
+                await self._wait_alone(request.num_answers, deadline)
+            while True:
+                try:
+                    return await self.client.generate(request, note_and_take)
+                except EngineProves:  # the only engine may first end a proof that it serves alone
+                    if not self._is_only() or time.monotonic() >= deadline:
+                        raise
+                await asyncio.sleep(_ALONE_S)
+
+    async def _wait_alone(self, num_answers: int, deadline: float) -> None:
+        """Wait until it serves nobody's requests, and of this gateway's not more than these
+        answers. Raises Suspected if that takes too long.
+        """
+        while True:
+            stats = self.client.stats
+            others = stats.running + stats.waiting if stats else 0
+            if not others and self._num_own(self.name) <= num_answers:
+                break
+            if time.monotonic() >= deadline:
+                raise Suspected(RETRY_S)
+            await asyncio.sleep(_ALONE_S)
+        self._suspects.is_alone = True
+
+    async def abort(self, request_id: str) -> None:
+        await self.client.abort(request_id)
+
+    async def extend_lease(self, request_id: str, token_lease: int) -> None:
+        await self.client.extend_lease(request_id, token_lease)
+
+    async def prefetch(self, tenant_id: str, adapter: AdapterRef) -> None:
+        self._expected[adapter.object_key] = time.monotonic() + _EXPECTED_S
+        self._expected.move_to_end(adapter.object_key)
+        if len(self._expected) > _MAX_EXPECTED:
+            self._expected.popitem(last=False)
+        await self.client.tell(Prefetch(tenant_id=tenant_id, adapter=adapter))
+
+    async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
+        return await self.client.read_journal(engine_id, settled_seq, limit)
+
+    # ---- what is known of it ----
+
     @property
     def name(self) -> str:
         return self.member.name
 
     @property
-    def engine_id(self) -> str | None:
-        """Id of the engine; None until the gateway has connected to the engine once."""
-        return self.client.welcome.engine_id if self.client.welcome else None
+    def engine_id(self) -> str:
+        return self.client.welcome.engine_id if self.client.welcome else ""
+
+    @property
+    def residency(self) -> Mapping[str, Residency]:
+        return self.client.residency
 
     @property
     def state(self) -> EngineState:
@@ -78,11 +148,10 @@ class PooledEngine:
         """Requests at the engine: this gateway's exactly, other gateways' as an average."""
         return self._num_own(self.name) + max(0.0, self._num_others)
 
-    def is_idle_but_for(self, num_answers: int) -> bool:
-        """Whether it serves nobody's requests, of this gateway's not more than these answers."""
-        stats = self.client.stats
-        others = stats.running + stats.waiting if stats else 0
-        return not others and self._num_own(self.name) <= num_answers
+    def figures(self) -> EngineFigures:
+        client = self.client
+        stats = client.stats if client.is_ready else None
+        return EngineFigures(self.name, self.state, client.welcome, stats, self._num_own(self.name))
 
     def look(self) -> None:
         """Take in the engine's figures if they are new."""
@@ -101,17 +170,6 @@ class PooledEngine:
         """Whether the engine died since the last call, so that its caches are empty now."""
         before, self._num_deaths = self._num_deaths, self.client.num_deaths
         return self._num_deaths > before
-
-    def note_request(self, seconds: float) -> None:
-        """Note that a request has ended here, after this many seconds."""
-        self._request_s += (seconds - self._request_s) * _NEW_SAMPLE
-
-    def expect(self, adapter: AdapterRef) -> None:
-        """Note that the engine was asked to load an adapter."""
-        self._expected[adapter.object_key] = self._clock() + _EXPECTED_S
-        self._expected.move_to_end(adapter.object_key)
-        if len(self._expected) > _MAX_EXPECTED:
-            self._expected.popitem(last=False)
 
     def view(self, adapter: AdapterRef | None, num_tokens: int = 0) -> EngineView:
         """The engine as routing sees it, for a request on this adapter.
@@ -139,4 +197,4 @@ class PooledEngine:
     def _is_coming(self, adapter: AdapterRef) -> bool:
         if self._tier(adapter) in ("fetching", "loading"):
             return True
-        return self._expected.get(adapter.object_key, 0.0) > self._clock()
+        return self._expected.get(adapter.object_key, 0.0) > time.monotonic()

@@ -1,17 +1,22 @@
 """The interface by which other rooms use the engines behind a gateway."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from engine.delivery import Take
-from engine.messages import AddRequest, EngineStats, Residency, Welcome
+from engine.messages import AddRequest, EngineStats, Residency, Tier, Welcome
 from engine.records import JournalRecords
 from registry.proof import Proof
 from registry.ref import AdapterRef
-from server.pool.engine import EngineState
 from server.pool.suspects import Suspects
+
+EngineState = Literal["starting", "ready", "leaving", "of another model"]
+
+_BY_NEARNESS: tuple[Tier, ...] = (
+    "device", "loading", "host", "disk", "fetching", "failed", "remote",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +33,52 @@ class EngineFigures:
     num_own: int
 
 
+class Engine(Protocol):
+    """One engine. Nothing is sent to it while it is away."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def engine_id(self) -> str:
+        """Id of the engine; "" until the gateway has connected to it once."""
+
+    @property
+    def residency(self) -> Mapping[str, Residency]:
+        """Residency of every adapter that the engine has spoken of since it started, by key."""
+
+    async def generate(self, request: AddRequest, take: Take) -> None:
+        """Have the engine answer a request; `take` gets each output.
+
+        Cancelling this aborts the request. Raises EngineAwayError (then `route` may name another),
+        EngineDeadError (EngineDied if it had the request), RequestRefused, Suspected, what `take`
+        raises.
+        """
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; one that does not run there is no error."""
+
+    async def extend_lease(self, request_id: str, token_lease: int) -> None:
+        """Let a request generate up to `token_lease` completion tokens in all."""
+
+    async def prefetch(self, tenant_id: str, adapter: AdapterRef) -> None:
+        """Load an adapter."""
+
+    async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
+        """Read an engine's journal. Raises EngineDeadError, also if another took its place."""
+
+
 class Engines(Protocol):
-    """The engines, each by its name. `EnginePool` is the one that a gateway has."""
+    """The engines of one base model. `EnginePool` is the one that a gateway has."""
 
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
 
-    # ---- state and figures of the engines ----
+    def __iter__(self) -> Iterator[Engine]: ...
+
+    def find(self, name: str) -> Engine | None:
+        """The engine that has this name now."""
 
     @property
     def is_ready(self) -> bool:
@@ -55,47 +98,20 @@ class Engines(Protocol):
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that every engine of this model can take; 0 until one has connected."""
+        """Tokens that every engine of this model can take, or could, as long as there is none; 0
+        until one has connected.
+        """
 
     def figures(self) -> list[EngineFigures]: ...
 
-    def engine_ids(self) -> list[str]:
-        """Ids of the engines whose journals can be read: all that have connected at least once."""
-
-    def residency(self, object_key: str, name: str | None = None) -> Residency | None:
-        """Residency of an adapter at this engine, or at the engine that could use it soonest."""
-
-    def all_residency(self) -> list[tuple[str, Residency]]:
-        """Every adapter that an engine has spoken of since it started, with the engine's name."""
-
-    # ---- requests ----
-
-    def route(self, request: AddRequest, besides: str | None = None) -> str:
-        """The name of the engine to take this request. Raises EngineAwayError when there is none.
+    def route(self, request: AddRequest, besides: str | None = None) -> Engine:
+        """The engine to take this request. Raises EngineAwayError when there is none.
 
         The request counts there once it is in `Running`.   besides: an engine that is left out.
         """
 
-    def engine_id(self, name: str) -> str:
-        """The id of the engine that has this name now. Raises EngineAwayError if there is none."""
-
-    async def generate(self, request: AddRequest, name: str, take: Take) -> None:
-        """Have the engine that `route` named answer a request; `take` gets each output.
-
-        Cancelling this aborts the request. Raises EngineAwayError (then `route` may name another),
-        EngineDeadError, RequestRefused, Suspected, what `take` raises.
-        """
-
-    async def abort(self, request_id: str) -> None:
-        """End a request wherever it runs; a request that does not run is no error."""
-
-    async def extend_lease(self, request_id: str, token_lease: int) -> None:
-        """Let a request generate up to `token_lease` completion tokens in all."""
-
-    # ---- adapters ----
-
-    async def prefetch(self, tenant_id: str, adapter: AdapterRef, name: str | None = None) -> None:
-        """Load an adapter at this engine, or at the one that its next request would go to."""
+    async def prefetch(self, tenant_id: str, adapter: AdapterRef) -> None:
+        """Load an adapter at the engine that its next request would go to."""
 
     async def pin(self, adapters: Sequence[AdapterRef]) -> None:
         """Keep exactly these adapters in an arena, each at its home, within the engines' limits."""
@@ -104,13 +120,15 @@ class Engines(Protocol):
         """Have all engines forget drafts from a tenant's answers: those with an adapter, or all."""
 
     async def prove(self, adapter: AdapterRef, object_path: Path, *, alone: bool) -> Proof:
-        """Have an engine prove an adapter by serving it. Raises EngineDeadError.
+        """Have an engine prove an adapter by serving it. Raises EngineDeadError, and
+        EngineAwayError if no engine had it.
 
         object_path: the adapter's canonical object, in a file that the engine can read.
         alone: whether the engine may serve nobody else meanwhile.
         """
 
-    # ---- journals ----
 
-    async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
-        """Read an engine's journal. Raises EngineDeadError, also if another took its place."""
+def nearest(engines: Iterable[Engine], object_key: str) -> Residency | None:
+    """Residency of an adapter at the engine that could use it soonest."""
+    found = [known for it in engines if (known := it.residency.get(object_key))]
+    return min(found, key=lambda known: _BY_NEARNESS.index(known.tier), default=None)

@@ -12,8 +12,9 @@ not know of each other's requests yet send one adapter to one engine.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 
 LOAD_PRICE = 2.0
 """Price of a second of loading in seconds of waiting: evicted adapters will be loaded again."""
@@ -43,7 +44,7 @@ class EngineView:
     prefill_s: float = 0.0
 
 
-def choose(key: str, views: Sequence[EngineView]) -> EngineView:
+def route(views: Collection[EngineView], key: str) -> EngineView:
     """The engine for a request.
 
     key: decides between equal costs. It is the adapter's, so that all its requests agree; requests
@@ -51,8 +52,8 @@ def choose(key: str, views: Sequence[EngineView]) -> EngineView:
     """
     costs = [cost_s(view) for view in views]
     limit = min(costs) + INDIFFERENCE_S
-    equals = [view for view, cost in zip(views, costs, strict=True) if cost <= limit]
-    return equals[0] if len(equals) == 1 else max(equals, key=lambda view: rank(key, view.name))
+    equals = {view.name: view for view, cost in zip(views, costs, strict=True) if cost <= limit}
+    return equals[home(equals, key)]
 
 
 def cost_s(view: EngineView) -> float:
@@ -61,11 +62,14 @@ def cost_s(view: EngineView) -> float:
     return view.request_s * _crowd(view.num_requests / view.seats) + load_s + view.prefill_s
 
 
-def rank(key: str, name: str) -> bytes:
-    """Rank of an engine for a key. The engine with the highest is the key's home (rendezvous
-    hashing, Thaler 1998), and when an engine comes or goes, only its own keys move.
+def home(names: Collection[str], key: str) -> str:
+    """The engine of highest rank for a key, by rendezvous hashing (Thaler 1998): when an engine
+    comes or goes, only its own keys move.
     """
-    return hashlib.blake2b(f"{key}\n{name}".encode(), digest_size=8).digest()
+    if len(names) == 1:
+        return next(iter(names))
+    rank = partial(hashlib.blake2b, digest_size=8)
+    return max(names, key=lambda name: rank(f"{key}\n{name}".encode()).digest())
 
 
 def _crowd(fill: float) -> float:

@@ -1,7 +1,7 @@
 """A fake of `EnginePool` for the gateway's tests."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +53,37 @@ def answer_at_once(message: AddRequest) -> list[RequestOutput]:
 
 
 @dataclass
+class FakeEngine:
+    """One engine of a fake pool, which does what it is asked."""
+
+    pool: "FakeEngines"
+    name: str
+
+    @property
+    def engine_id(self) -> str:
+        return f"id of {self.name}" if len(self.pool.names) > 1 else "engine-1"
+
+    @property
+    def residency(self) -> dict[str, Residency]:
+        return {it.object_key: it for it in self.pool.residency.get(self.name, ())}
+
+    async def generate(self, request: AddRequest, take: Take) -> None:
+        await self.pool.generate(request, self.name, take)
+
+    async def abort(self, request_id: str) -> None:
+        await self.pool.abort(request_id)
+
+    async def extend_lease(self, request_id: str, token_lease: int) -> None:
+        self.pool.extended.append((request_id, token_lease))
+
+    async def prefetch(self, tenant_id: str, adapter: AdapterRef) -> None:
+        await self.pool.prefetch(tenant_id, adapter)
+
+    async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
+        raise EngineDeadError(f"{self.name} is a fake without a journal")
+
+
+@dataclass
 class FakeEngines:
     """A pool that answers by its script and records its calls.
 
@@ -70,6 +101,8 @@ class FakeEngines:
     forgotten: list[tuple[str, str | None]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     extended: list[tuple[str, int]] = field(default_factory=list)
+    residency: dict[str, Sequence[Residency]] = field(default_factory=dict)
+    seen: list[EngineFigures] = field(default_factory=list)
     num_deaths: int = 0
     suspects: Suspects = field(default_factory=Suspects)
 
@@ -88,25 +121,19 @@ class FakeEngines:
         return self.welcome.max_model_len if self.welcome else 0
 
     def figures(self) -> list[EngineFigures]:
-        return []
+        return self.seen
 
-    def engine_ids(self) -> list[str]:
-        return ["engine-1"]
+    def __iter__(self) -> Iterator[FakeEngine]:
+        return map(self.find, self.names)
 
-    def residency(self, object_key: str, name: str | None = None) -> Residency | None:
-        return None
+    def find(self, name: str) -> FakeEngine:
+        return FakeEngine(self, name)
 
-    def all_residency(self) -> list[tuple[str, Residency]]:
-        return []
-
-    def route(self, request: AddRequest, besides: str | None = None) -> str:
-        for name in self.names:
-            if name != besides:
-                return name
+    def route(self, request: AddRequest, besides: str | None = None) -> FakeEngine:
+        for engine in self:
+            if engine.name != besides:
+                return engine
         raise EngineAwayError("no engine is ready")
-
-    def engine_id(self, name: str) -> str:
-        return f"id of {name}" if len(self.names) > 1 else "engine-1"
 
     async def generate(self, request: AddRequest, name: str, take: Take) -> None:
         self.asked.append(request)
@@ -121,10 +148,7 @@ class FakeEngines:
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
-    async def extend_lease(self, request_id: str, token_lease: int) -> None:
-        self.extended.append((request_id, token_lease))
-
-    async def prefetch(self, tenant_id: str, adapter: AdapterRef, name: str | None = None) -> None:
+    async def prefetch(self, tenant_id: str, adapter: AdapterRef) -> None:
         self.prefetched.append((tenant_id, adapter))
 
     async def pin(self, adapters: Sequence[AdapterRef]) -> None:
@@ -135,9 +159,6 @@ class FakeEngines:
 
     async def prove(self, adapter: AdapterRef, object_path: Path, *, alone: bool) -> Proof:
         raise EngineDeadError("a fake proves nothing")
-
-    async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
-        raise EngineDeadError("a fake has no journal")
 
 
 _: Engines = FakeEngines()

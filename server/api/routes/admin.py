@@ -254,9 +254,10 @@ async def get_usage(
 async def residency(bases: BasesDep) -> ResidencyList:
     """List every adapter that an engine knows of, with where it is now."""
     data = [
-        ResidencyAnswer(engine=name, base_model=base.model_id, **dataclasses.asdict(residency))
+        ResidencyAnswer(engine=engine.name, base_model=base.model_id, **dataclasses.asdict(it))
         for base in bases
-        for name, residency in base.engines.all_residency()
+        for engine in base.engines
+        for it in engine.residency.values()
     ]
     return ResidencyList(data=data)
 

@@ -19,8 +19,7 @@ from server.billing.settler import LEASE, SILENT_MS
 from server.database.clock import now_ms
 from server.database.database import LedgerUnavailable
 from server.database.leases import MACHINE, forget, list_held
-from server.pool.engine import EngineState
-from server.pool.engines import EngineFigures
+from server.pool.engines import EngineFigures, EngineState
 
 router = operators_router()
 

@@ -113,7 +113,7 @@ async def find_problems(
             expired_by_engine(conn, at_ms - _MAX_HOLD_MS),
         )
     )
-    stays = [residency for base in bases for _, residency in base.engines.all_residency()]
+    stays = [it for base in bases for engine in base.engines for it in engine.residency.values()]
     return [
         *_of_ledger(await _is_writable(ledger_probe)),
         *_of_settlement(settler.lags, at_ms),

@@ -91,7 +91,7 @@ def _stays(base: ServedBase) -> tuple[str, list[tuple[Tier, int, int]], list[_St
 
     These are some of those whose last load failed, and the largest.
     """
-    found = base.engines.all_residency()
+    found = [(engine.name, it) for engine in base.engines for it in engine.residency.values()]
     numbers: Counter[Tier] = Counter()
     sizes: Counter[Tier] = Counter()
     for _, residency in found:

@@ -63,11 +63,10 @@ def test_an_engine_that_nobody_knows_is_not_lost(product: InProcess) -> None:
 
 def test_engines_of_other_machines_are_listed_until_they_are_lost(product: InProcess) -> None:
     database = product.gateway.database
-    fields = dict.fromkeys(Welcome.__slots__, 1) | {"engine_id": "ours", "device": "cpu"}
+    fields = dict.fromkeys(Welcome.__slots__, 1) | {"engine_id": "engine-1", "device": "cpu"}
     figures = [EngineFigures("engine", "starting", SimpleNamespace(**fields), None, 0)]
-    ids = ["ours"]
-    product.use(SimpleNamespace(is_ready=True, figures=lambda: figures, engine_ids=lambda: ids))
-    ages_ms = {"ours": 0, "near": -SILENT_MS, "gone": SILENT_MS + 1}
+    product.use(FakeEngines(seen=figures))
+    ages_ms = {"engine-1": 0, "near": -SILENT_MS, "gone": SILENT_MS + 1}
     rows = [
         {"name": LEASE + name, "holder": f"{name}-host/1", "expires_at_ms": now_ms() + 10_000 - ms}
         for name, ms in ages_ms.items()
@@ -80,7 +79,7 @@ def test_engines_of_other_machines_are_listed_until_they_are_lost(product: InPro
         assert is_old == [engine["state"] == "silent" for engine in found]
         return [(engine["engine_id"], engine["machine"], engine["state"]) for engine in found]
 
-    here, near = ("ours", MACHINE, "starting"), ("near", "near-host", "elsewhere")
+    here, near = ("engine-1", MACHINE, "starting"), ("near", "near-host", "elsewhere")
     assert listed() == [here, ("gone", "gone-host", "silent"), near]
     for name in ("gone", "near"):
         product.operator.call("POST", PATH.format(name))
@@ -90,8 +89,7 @@ def test_engines_of_other_machines_are_listed_until_they_are_lost(product: InPro
 def test_the_figures_of_an_engine_are_shown(product: InProcess) -> None:
     grammars = GrammarStats(masks=5, tenants=(("ten_1", 0.5),))
     stats = make_stats(grammars=grammars, drafts=DraftStats(accepted_tokens=7))
-    figures = [EngineFigures("engine", "ready", None, stats, 0)]
-    product.use(SimpleNamespace(is_ready=True, figures=lambda: figures, engine_ids=list))
+    product.use(FakeEngines(seen=[EngineFigures("engine", "ready", None, stats, 0)]))
     (shown,) = product.operator.call("GET", "/admin/v1/engines").json()["data"]
     grammars = shown["figures"]["grammars"]
     assert (grammars["masks"], grammars["tenants"]) == (5, {"ten_1": 0.5})

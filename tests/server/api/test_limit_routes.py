@@ -320,8 +320,10 @@ def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess)
 
     async def extend(lease: int, request_id: str) -> None:
         low = LeaseLow(request_id=request_id, num_completion_tokens=1, token_lease=lease)
-        leases.extend_soon(engines, low)
-        leases.extend_soon(engines, low)  # a repeated call for the same request has no effect
+        leases.extend_soon(engines.find("engine"), low)
+        leases.extend_soon(
+            engines.find("engine"), low
+        )  # a repeated call for the same request has no effect
         await asyncio.gather(*leases._asking.values())
 
     asyncio.run(extend(50, message.request_id))
@@ -391,7 +393,7 @@ async def test_a_lease_is_asked_for_again_while_nobody_can_say_or_others_hold_wh
     running.add(RunningRequest("r1", "ten_1", 1, 480, is_cold=False))
     leases = TokenLeases(database, running, retry_waits_s=(0, 0, 0))  # type: ignore[arg-type]
     low = LeaseLow(request_id="r1", num_completion_tokens=192, token_lease=256)
-    leases.extend_soon(engines, low)
+    leases.extend_soon(engines.find("engine"), low)
     await asyncio.gather(*leases._asking.values())
     assert not answers, "every answer was asked for"
     assert engines.extended == extended

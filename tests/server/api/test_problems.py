@@ -133,14 +133,10 @@ def test_a_journal_that_is_settled_or_was_a_moment_ago_is_no_problem(
 def test_an_engine_whose_journal_another_gateway_settles_is_named_by_what_it_says(
     well: InProcess, more: int
 ) -> None:
-    class Behind(FakeEngines):
-        def figures(self) -> list[EngineFigures]:
-            stats = make_stats(unsettled_records=20_000 + more)
-            away = EngineFigures("engine-2", "starting", None, None, 0)
-            return [EngineFigures("engine-1", "ready", None, stats, 0), away]
-
+    stats = make_stats(unsettled_records=20_000 + more)
+    away = EngineFigures("engine-2", "starting", None, None, 0)
     space = well.gateway.space
-    well.use(Behind())
+    well.use(FakeEngines(seen=[EngineFigures("engine-1", "ready", None, stats, 0), away]))
     swap(well, space=space)
     found = "20,001 ended requests of engine-1 are not in the ledger. Look at the database"
     assert (found in told(well)) is bool(more)
@@ -169,20 +165,15 @@ def test_holds_are_named_by_their_engine_when_they_expired_long_ago(
 def test_adapters_that_failed_are_counted_with_an_error_of_one(
     well: InProcess,
 ) -> None:
-    class Failing(FakeEngines):
-        def all_residency(self) -> list[tuple[str, Residency]]:
-            digests = ("a" * 64, "b" * 64)
-            failed = [
-                Residency(
-                    object_key=f"tenants/ten_1/{digest}", digest=digest, tier="failed",
-                    size_bytes=0, error="the store <gone> is away",
-                )
-                for digest in digests
-            ]  # fmt: skip
-            return [("engine-1", it) for it in failed]
-
+    failed = [
+        Residency(
+            object_key=f"tenants/ten_1/{digest}", digest=digest, tier="failed",
+            size_bytes=0, error="the store <gone> is away",
+        )
+        for digest in ("a" * 64, "b" * 64)
+    ]  # fmt: skip
     space = well.gateway.space
-    well.use(Failing())
+    well.use(FakeEngines(residency={"engine": failed}))
     swap(well, space=space)
     text = told(well)
     assert "last asked for: 2. One of them: the store <gone> is away" in text

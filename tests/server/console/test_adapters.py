@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.messages import Residency, Tier
+from engine.messages import Residency
 from server.accounts.auth import SCOPES
-from server.pool.engines import EngineFigures
 from tests.registry.publishing import publish
 from tests.registry.rows import add_version
 from tests.server.console.browsing import Visitor, path_of
@@ -18,19 +17,6 @@ from tests.server.in_process import InProcess, User
 SignIn = Callable[[User], Visitor]
 PAGES = ["/console/adapters", "/console/adapters/pirate", "/console/offers"]
 _numbers = itertools.count()
-
-
-class PlacedEngines(FakeEngines):
-    """Two engines that say where an adapter is.   tiers: by object key and engine."""
-
-    tiers: dict[tuple[str, str], Tier] = {}
-
-    def figures(self) -> list[EngineFigures]:
-        return [EngineFigures(name, "ready", None, None, 0) for name in ("one", "two")]
-
-    def residency(self, object_key: str, name: str | None = None) -> Residency | None:
-        tier = self.tiers.get((object_key, name or ""))
-        return tier and Residency(object_key=object_key, digest="", tier=tier, size_bytes=1)
 
 
 def make_versions(user: User, name: str = "pirate", number: int = 1, **options: Any) -> list[str]:
@@ -80,9 +66,11 @@ def test_the_list_says_where_each_is_and_with_how_many_it_is_shared(
     key = make_versions(acme)[0]
     make_versions(acme, "cold")
     share(acme, globex, "pirate")
-    engines = PlacedEngines()
-    engines.tiers = {(key, "one"): "device", (key, "two"): "remote"}
-    product.use(engines)
+    stays = {
+        name: [Residency(object_key=key, digest="", tier=tier, size_bytes=1)]  # type: ignore[arg-type]
+        for name, tier in (("one", "device"), ("two", "remote"))
+    }
+    product.use(FakeEngines(names=tuple(stays), residency=stays))
     page = signed_in(acme).get("/console/adapters").text
     cold, pirate = page.split("<tbody>")[1].split("</tr>")[:2]
     assert "object store" in cold

@@ -66,23 +66,26 @@ def test_every_page_is_there_in_an_installation_where_nothing_has_happened(
 # ---- engines ----
 
 
-class SeenEngines(FakeEngines):
+def seen_engines() -> FakeEngines:
     """A pool with an engine that is at work, one that is away, and two adapters."""
-
-    def figures(self) -> list[EngineFigures]:
-        stats = make_stats(
-            total_slabs=200, free_slabs=50, prefix_slabs=30, adapter_slabs=60, pinned_slabs=10,
-            batch_requests=5, unsettled_records=4321,
-        )  # fmt: skip
-        return [
-            EngineFigures("engine-1", "ready", make_welcome(epoch=3), stats, 2),
-            EngineFigures("engine-2", "starting", None, None, 0),
-        ]
-
-    def all_residency(self) -> list[tuple[str, Residency]]:
-        fits = _stay("a", tier="device", size_bytes=2_000_000)
-        lost = _stay("b", tier="failed", size_bytes=0, error="is damaged <b>")
-        return [("engine-1", fits), ("engine-2", lost)]
+    stats = make_stats(
+        total_slabs=200, free_slabs=50, prefix_slabs=30, adapter_slabs=60, pinned_slabs=10,
+        batch_requests=5, unsettled_records=4321,
+    )  # fmt: skip
+    figures = [
+        EngineFigures("engine-1", "ready", make_welcome(epoch=3), stats, 2),
+        EngineFigures("engine-2", "starting", None, None, 0),
+    ]
+    fits = _stay("a", tier="device", size_bytes=2_000_000)
+    lost = _stay("b", tier="failed", size_bytes=0, error="is damaged <b>")
+    residency = {"engine-1": [fits], "engine-2": [lost]}
+    return FakeEngines(
+        names=tuple(residency),
+        seen=figures,
+        residency=residency,
+        num_deaths=7,
+        suspects=make_suspects(),
+    )
 
 
 def _stay(letter: str, **fields: Any) -> Residency:
@@ -92,7 +95,7 @@ def _stay(letter: str, **fields: Any) -> Residency:
 def test_engines_are_shown_with_their_batch_memory_queue_and_adapters(
     product: InProcess, operator: Visitor, acme: User
 ) -> None:
-    product.use(SeenEngines(num_deaths=7, suspects=make_suspects()))
+    product.use(seen_engines())
     base = product.gateway.bases.default
     base.keeper.decisions.appendleft(Decision(1000, 4, "requests wait for a seat"))
     asked = RunningRequest("r-seen", acme.tenant_id, 2, 9, is_cold=False, engine="engine-1")

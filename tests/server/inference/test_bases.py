@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.errors import EngineDeadError
 from registry.base_ref import BaseRef
 from server.database.database import LedgerUnavailable
 from server.faults import Conflict, NotFound
@@ -166,8 +167,13 @@ def test_journals_of_a_model_that_is_gone_are_read_without_the_model(world: Worl
     world.tell(left)
     assert world.bases.engine_ids() == ["engine-1"]
     assert list(world.bases) == []
+    world.engines[left.home].names = ("a", "b")
+    with pytest.raises(EngineDeadError, match="b is a fake without a journal"):
+        asyncio.run(world.bases.read_journal("id of b", 0, 10))
     world.tell()
     assert world.bases.engine_ids() == []
+    with pytest.raises(EngineDeadError, match="the engine is gone"):
+        asyncio.run(world.bases.read_journal("id of b", 0, 10))
 
 
 def test_a_model_that_cannot_be_loaded_is_failed_and_tried_again_when_it_changes(

@@ -1,23 +1,20 @@
-"""A gateway's engine pool, with real engine processes around fake runners."""
+"""A gateway's engine pool: with real engine processes around fake runners, and with clients that
+do what the test says.
+"""
 
 import asyncio
-import subprocess
-import sys
 import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
+from engine.client import EngineClient
 from engine.endpoint import Endpoint
 from engine.errors import EngineAwayError, EngineDeadError, EngineDied
-from engine.messages import ForgetDrafts, TenantService
-from server.pool.engine import PooledEngine
-from server.pool.engine_pool import TURN_S, EnginePool
+from engine.messages import EngineStats, ForgetDrafts, RequestOutput, TenantService, Welcome
+from server.pool.engine_pool import EnginePool
 from server.pool.files import Member
-from server.pool.load_costs import LoadCosts
 from server.pool.prefix_table import CHUNK_TOKENS, marks_of
 from server.pool.running import Running, RunningRequest
 from server.pool.suspects import Suspected, fingerprint
@@ -37,8 +34,15 @@ class Pool:
         self.processes = {}
         self.running = Running()
         self.engines = EnginePool(
-            lambda: tuple(self.members), "", "base-1", self.running, lambda: None, lambda _: None
+            lambda: tuple(self.members),
+            self.connect,
+            "base-1",
+            self.running.num_at,
+            lambda *_: None,
         )
+
+    def connect(self, member, on_lease_low, on_service):
+        return EngineClient(member.endpoint, on_lease_low=on_lease_low, on_service=on_service)
 
     def start(self, *names, step_s=0.0, **changes):
         for name in names:
@@ -55,14 +59,19 @@ class Pool:
 
     async def ask(self, message):
         """Run a request; return the name of its engine and its tokens."""
-        name = self.engines.route(message)
-        asked = RunningRequest(message.request_id, message.tenant_id, 1, 1, False, name)
+        engine = self.engines.route(message)
+        asked = RunningRequest(message.request_id, message.tenant_id, 1, 1, False, engine.name)
         self.running.add(asked)
         try:
-            outputs = [output async for output in outputs_of(self.engines, message, name)]
+            outputs = [output async for output in outputs_of(engine, message)]
         finally:
             self.running.remove(asked)
-        return name, [token for output in outputs for token in output.new_token_ids]
+        return engine.name, [token for output in outputs for token in output.new_token_ids]
+
+    def routed(self, besides=None):
+        """The names of the engines that many requests would go to."""
+        messages = [make_message(f"n{i}") for i in range(20)]
+        return {self.engines.route(message, besides).name for message in messages}
 
     def states(self):
         return {figures.name: figures.state for figures in self.engines.figures()}
@@ -134,23 +143,6 @@ async def test_requests_on_an_adapter_go_where_it_is(pair):
         assert set(homes.values()) == {"a", "b"}
 
 
-async def test_a_long_prompt_goes_where_its_beginning_was_computed(pool):
-    pool.start("a", "b")
-    async with gateway(pool, "a", "b"):
-        prompts = [tuple([first] * 4 * CHUNK_TOKENS) for first in range(5, 15)]
-
-        async def ask(turn, number):
-            message = make_message(f"r{turn}-{number}", 1, 1)
-            prompt = (*prompts[number], turn + 1)
-            return (await pool.ask(replace(message, prompt_token_ids=prompt)))[0]
-
-        # The first turns are sent at once, so that they are spread; later ones one by one.
-        homes = await asyncio.gather(*(ask(0, number) for number in range(len(prompts))))
-        assert set(homes) == {"a", "b"}
-        for turn in (1, 2):
-            assert [await ask(turn, number) for number in range(len(prompts))] == homes
-
-
 async def test_a_killed_engine_ends_its_own_requests_only_and_comes_back_with_nothing_cached(pool):
     pool.start("a", "b", step_s=0.02)
     long = replace(make_message("long", 1, 1), prompt_token_ids=tuple([7] * 4 * CHUNK_TOKENS))
@@ -177,7 +169,7 @@ async def test_a_killed_engine_ends_its_own_requests_only_and_comes_back_with_no
         assert pool.engines.num_deaths == 1
         assert pool.states()[name] == "starting"
         await pool.wait(lambda: not cached())
-        assert {pool.engines.route(make_message(f"n{i}")) for i in range(20)} == {other}
+        assert pool.routed() == {other}
         pool.start(name)
         await pool.wait_ready(name)
 
@@ -185,17 +177,17 @@ async def test_a_killed_engine_ends_its_own_requests_only_and_comes_back_with_no
 async def test_an_engine_that_leaves_ends_what_it_has_and_is_no_death(pool):
     pool.start("a", "b", step_s=0.02)
     async with gateway(pool, "a", "b") as engines:
+        leaving = engines.find("a")
         messages = [make_message(f"r{i}", 5, 60) for i in range(8)]
         asked = [asyncio.create_task(pool.ask(message)) for message in messages]
         await pool.wait(lambda: pool.running.num_at("a"))
         pool.processes["a"].terminate()
         await pool.wait(lambda: pool.states()["a"] == "leaving")
-        assert {engines.route(make_message(f"n{i}")) for i in range(20)} == {"b"}
+        assert pool.routed() == {"b"}
         answers = await asyncio.gather(*asked)
         assert [tokens for _, tokens in answers] == [expected_tokens(m) for m in messages]
-        source = engines.engine_id("a")
-        ends = await engines.read_journal(source, 0, 100)
-        await engines.read_journal(source, ends.last_seq, 100)
+        ends = await leaving.read_journal(leaving.engine_id, 0, 100)
+        await leaving.read_journal(leaving.engine_id, ends.last_seq, 100)
         await pool.wait(lambda: pool.states()["a"] == "starting")
         assert pool.processes["a"].wait(5) == 0
         assert engines.num_deaths == 0
@@ -215,147 +207,165 @@ async def test_requests_wait_while_the_only_engine_proves_an_adapter_alone(pool,
         assert proving.result().verdict == "passed"
 
 
-async def test_who_was_not_there_did_not_die_of_a_request_and_another_is_named_for_it(pool):
-    pool.start("a", "b")
+# ---- with clients that do what the test says ----
+
+
+class FakeClient:
+    """A client of an engine.   gate: answers wait for it.   poison: the prompt it dies of."""
+
+    def __init__(self, member, on_service, gate):
+        self.name, self.on_service, self.gate = member.name, on_service, gate
+        self.welcome = Welcome(
+            engine_id=f"id of {member.name}", epoch=1, base_revision="base-1", max_model_len=512,
+            max_num_seqs=8, device="fake", dtype="float32",
+        )  # fmt: skip
+        self.stats = EngineStats()
+        self.residency = {}
+        self.is_ready, self.is_closed = True, False
+        self.num_deaths = 0
+        self.poison = ()
+        self.told = []
+
+    async def start(self):
+        pass
+
+    async def close(self):
+        self.is_closed = True
+
+    async def tell(self, message):
+        self.told.append(message)
+
+    async def generate(self, request, take):
+        if not self.is_ready:
+            raise EngineAwayError("the engine is starting")
+        if request.prompt_token_ids == self.poison:
+            self.is_ready, self.num_deaths = False, 1
+            raise EngineDied(f"{self.name} 1")
+        await self.gate.wait()
+        take(RequestOutput(request.request_id, 0, stop_cause="eos", is_last=True))
+
+
+class FakePool(Pool):
+    """A gateway's EnginePool of engines that are fakes."""
+
+    def __init__(self, *names):
+        self.clients = {}
+        self.gate = asyncio.Event()
+        self.gate.set()
+        super().__init__(None)
+        self.members = [Member(name, f"ipc:///{name}") for name in names]
+
+    def connect(self, member, on_lease_low, on_service):
+        client = self.clients[member.name] = FakeClient(member, on_service, self.gate)
+        return client
+
+
+@asynccontextmanager
+async def fakes(*names):
+    pool = FakePool(*names)
+    async with gateway(pool, *names):
+        yield pool
+
+
+async def test_a_long_prompt_goes_where_its_beginning_was_computed():
+    prompts = [tuple([first] * 4 * CHUNK_TOKENS) for first in range(5, 15)]
+    async with fakes("a", "b") as pool:
+
+        async def ask(turn, number):
+            prompt = (*prompts[number], turn)
+            return (await pool.ask(make_message(f"r{turn}-{number}", prompt=prompt)))[0]
+
+        # The first turns are sent at once, so that they are spread; later ones one by one.
+        homes = await asyncio.gather(*(ask(1, number) for number in range(len(prompts))))
+        assert set(homes) == {"a", "b"}
+        for turn in (2, 3):
+            assert [await ask(turn, number) for number in range(len(prompts))] == homes
+
+
+async def test_who_was_not_there_did_not_die_of_a_request_and_another_is_named_for_it():
     message = make_message("r1", 5, 3)
-    async with gateway(pool, "a", "b") as engines:
+    async with fakes("a", "b") as pool:
         for gone, other in (("a", "b"), ("b", "a")):
-            assert {engines.route(make_message(f"n{i}"), gone) for i in range(9)} == {other}
-        pool.kill("a")
-        await pool.wait(lambda: pool.states()["a"] != "ready")
+            assert pool.routed(besides=gone) == {other}
+        away = pool.engines.find("a")
+        pool.clients["a"].is_ready = False
         for _ in range(3):  # two deaths would make it a suspect
             with pytest.raises(EngineAwayError):
-                await anext(outputs_of(engines, message, "a"))
+                await away.generate(message, lambda _: None)
+        assert (await pool.ask(message))[0] == "b"
         with pytest.raises(EngineAwayError):
-            await anext(outputs_of(engines, message, "never met"))
-        assert await pool.ask(message) == ("b", expected_tokens(message))
-        with pytest.raises(EngineAwayError):
-            engines.route(message, "b")
+            pool.engines.route(message, "b")
 
 
-async def test_who_joins_is_met_and_who_is_gone_is_forgotten(pool):
-    pool.start("a")
-    async with gateway(pool, "a") as engines:
-        first = engines.engine_ids()
-        assert engines.route(make_message("r1")) == "a"
-        pool.start("b")
+async def test_who_joins_is_met_and_who_is_gone_is_forgotten():
+    async with fakes("a") as pool:
+        first = pool.members[0]
+        assert pool.routed() == {"a"}
+        pool.members.append(Member("b", "ipc:///b"))
         await pool.wait_ready("b")
-        assert {engines.route(make_message(f"s{i}")) for i in range(20)} == {"a", "b"}
-        both = set(engines.engine_ids())
-        assert both > set(first)
-        pool.members.pop(0)
+        assert pool.routed() == {"a", "b"}
+        pool.clients["a"].num_deaths = 2
+        pool.members.remove(first)
         await pool.wait(lambda: pool.states() == {"b": "ready"})
-        assert set(engines.engine_ids()) == both - set(first)
-        with pytest.raises(EngineDeadError):
-            engines.engine_id("a")
-        with pytest.raises(EngineDeadError):
-            await engines.read_journal(first[0], 0, 10)
+        assert pool.clients["a"].is_closed
+        assert pool.engines.find("a") is None
+        moved = pool.clients["b"]
+        pool.members[0] = replace(pool.members[0], address="ipc:///c")
+        await pool.wait(lambda: pool.clients["b"] is not moved)
         pool.members.clear()
         await pool.wait(lambda: pool.states() == {})
-        assert engines.max_model_len == 512, "what they could take is remembered"
+        assert pool.engines.num_deaths == 2
+        assert pool.engines.max_model_len == 512, "what they could take is remembered"
 
 
-async def test_what_stands_in_for_an_engine_that_is_gone_says_nothing_of_lengths(pool):
-    pool.start("a")
-    async with gateway(pool, "a") as engines:
-        await asyncio.sleep(TURN_S * 2)
-        pool.kill("a")
-        # An engine's length may not be among its settings, as it depends on its memory.
-        config = pool.folder / "a" / "engine.json"
-        known = '"max_model_len": 512'
-        config.write_text(config.read_text().replace(known, '"max_model_len": null'))
-        pool.processes["a"] = subprocess.Popen([sys.executable, "-m", "engine.retired", config])
-        await pool.wait(lambda: pool.states() == {"a": "leaving"})
-        assert engines.max_model_len == 512
+async def test_what_stands_in_for_an_engine_that_is_gone_says_nothing_of_lengths():
+    async with fakes("a") as pool:
+        client = pool.clients["a"]
+        client.welcome = replace(client.welcome, max_model_len=300)
+        joins = Member("b", "ipc:///b")
+        pool.members.append(joins)
+        await pool.wait_ready("b")
+        client.welcome = replace(client.welcome, max_model_len=0)
+        pool.clients["b"].welcome = None
+        assert pool.engines.max_model_len == 300
 
 
-async def test_each_journal_is_read_from_its_own_engine(pool):
-    pool.start("a", "b")
-    async with gateway(pool, "a", "b") as engines:
-        went = {}
-        for number in range(6):
-            message = make_message(f"r{number}", 5, 2)
-            went[message.request_id], _ = await pool.ask(message)
-        found = {}
-        for engine_id in engines.engine_ids():
-            records = (await engines.read_journal(engine_id, 0, 100)).records
-            found |= {r.request_id: engine_id for r in records}
-        assert found == {id: engines.engine_id(name) for id, name in went.items()}
+async def test_an_engine_of_another_model_gets_no_requests():
+    async with fakes("a", "b", "c") as pool:
+        other = pool.clients["c"]
+        other.welcome = replace(other.welcome, base_revision="base-2", max_model_len=256)
+        assert pool.states()["c"] == "of another model"
+        assert pool.routed() == {"a", "b"}
+        assert len(pool.engines.welcomes) == 2
+        assert pool.engines.max_model_len == 512, "the other model's limit does not count"
 
 
-async def test_an_engine_of_another_model_gets_no_requests(pool):
-    pool.start("a")
-    pool.start("b", max_num_seqs=2)
-    other = pool.folder / "c"
-    other.mkdir()
-    config = write_config(other)
-    other_model = config.read_text().replace('"base-1"', '"base-2"')
-    config.write_text(other_model.replace('"max_model_len": 512', '"max_model_len": 256'))
-    pool.processes["c"] = start_engine(config)
-    pool.members.append(Member("c", Endpoint.of_socket(other / "engine" / "engine.sock").address))
-    async with gateway(pool, "a", "b") as engines:
-        await pool.wait(lambda: pool.states()["c"] == "of another model")
-        assert {engines.route(make_message(f"r{i}")) for i in range(30)} == {"a", "b"}
-        assert len(engines.welcomes) == 2
-        assert engines.max_model_len == 512, "the other model's limit does not count"
-
-
-async def test_each_pin_is_kept_at_one_engine_the_same_for_every_gateway(pool):
-    pool.start("a", "b")
+async def test_each_pin_is_kept_at_one_engine_the_same_for_every_gateway():
     adapters = [make_adapter(f"ad{n}") for n in range(8)]
-
-    def homes():
-        return {residency.object_key: name for name, residency in pool.engines.all_residency()}
-
-    async with gateway(pool, "a", "b") as engines:
-        await engines.pin(adapters)
-        await pool.wait(lambda: len(homes()) == 8)
-        before = homes()
-        assert set(before.values()) == {"a", "b"}
-        await engines.pin(list(reversed(adapters)))
-        await asyncio.sleep(2 * TURN_S)
-        assert homes() == before
-        assert len(engines.all_residency()) == 8
+    async with fakes("a", "b") as pool, fakes("b", "a") as another:
+        await pool.engines.pin(adapters)
+        await another.engines.pin(list(reversed(adapters)))
+        for name in ("a", "b"):
+            (told,), (again,) = pool.clients[name].told, another.clients[name].told
+            assert 0 < len(told.adapters) < 8
+            assert set(told.adapters) == set(again.adapters)
+        kept = [adapter for it in pool.clients.values() for adapter in it.told[0].adapters]
+        assert sorted(kept, key=adapters.index) == adapters
 
 
-def test_every_engine_is_told_to_forget_drafts(pool):
-    told = []
-
-    async def note(name, message):
-        told.append((name, message))
-
-    for name in ("a", "b"):
-        client = SimpleNamespace(tell=partial(note, name))
-        engine = PooledEngine(Member(name, ""), client, "base-1", LoadCosts(), lambda _: 0)
-        pool.engines._engines[name] = engine
-
-    asyncio.run(pool.engines.forget_drafts("acme", "digest"))
-    message = ForgetDrafts(tenant_id="acme", adapter_digest="digest")
-    assert told == [("a", message), ("b", message)]
+async def test_every_engine_is_told_to_forget_drafts():
+    async with fakes("a", "b") as pool:
+        await pool.engines.forget_drafts("acme", "digest")
+        message = ForgetDrafts(tenant_id="acme", adapter_digest="digest")
+        assert [client.told for client in pool.clients.values()] == [[message], [message]]
 
 
-async def test_service_of_one_engine_is_told_to_the_other_and_not_to_itself(pool):
-    pool.start("a", "b")
-    told = []
-
-    async def note(name, message):
-        assert isinstance(message, TenantService)
-        told.append((name, message))
-
-    async with gateway(pool, "a", "b") as engines:
-        for name, engine in engines._engines.items():
-            engine.client.tell = lambda m, n=name: note(n, m)
-        message = make_message("r1", 5, 4)
-        name, _ = await pool.ask(message)
-        source = engines.engine_id(name)
-        others = {"a", "b"} - {name}
-
-        def arrived():
-            return {n for n, m in told if m.engine_id == source} == others
-
-        await pool.wait(arrived)
-        (totals,) = {m.totals for _, m in told if m.engine_id == source and m.totals}
-        assert dict(totals)[message.tenant_id] > 0
+async def test_service_of_one_engine_is_told_to_the_other_and_not_to_itself():
+    async with fakes("a", "b") as pool:
+        service = TenantService(engine_id="id of a", epoch=1, totals=(("t1", 2.0),))
+        pool.clients["a"].on_service(service)
+        await pool.wait(lambda: pool.clients["b"].told == [service])
+        assert pool.clients["a"].told == []
 
 
 def suspect_it(engines, message):
@@ -365,53 +375,55 @@ def suspect_it(engines, message):
             raise EngineDied(death)
 
 
-def poison_of(name):
-    return replace(make_message(name, 5, 3), prompt_token_ids=(3, 3, 3))
-
-
-async def test_a_request_that_killed_an_engine_alone_is_not_tried_at_a_fourth(pool):
-    pool.start("a", "b", "c", "d")
-    async with gateway(pool, "a", "b", "c", "d") as engines:
+async def test_a_request_that_killed_an_engine_alone_is_not_tried_at_a_fourth():
+    async with fakes("a", "b", "c", "d") as pool:
+        poison = make_message("r", 5, 3)
+        for client in pool.clients.values():
+            client.poison = poison.prompt_token_ids
         for number in range(3):
             with pytest.raises(EngineDied):
-                await pool.ask(poison_of(f"r{number}"))
+                await pool.ask(replace(poison, request_id=f"r{number}"))
         with pytest.raises(Suspected) as refused:
-            await pool.ask(poison_of("r3"))
+            await pool.ask(poison)
         assert refused.value.retry_after_s is None
         assert list(pool.states().values()).count("ready") == 1
-        (suspect,) = engines.suspects.all()
+        (suspect,) = pool.engines.suspects.all()
         assert (suspect.state, len(suspect.deaths)) == ("refused", 3)
 
 
-async def test_a_suspect_waits_for_an_engine_that_serves_nobody_else_and_others_go_elsewhere(pool):
-    pool.start("a", "b", step_s=0.02)
+async def test_a_suspect_waits_for_an_engine_that_serves_nobody_else_and_others_go_elsewhere():
     suspect = make_message("s", 5, 3)
-    async with gateway(pool, "a", "b") as engines:
-        suspect_it(engines, suspect)
+    async with fakes("a", "b") as pool:
+        suspects = pool.engines.suspects
+        suspect_it(pool.engines, suspect)
+        pool.gate.clear()
         others = [asyncio.create_task(pool.ask(make_message(f"r{i}", 5, 40))) for i in range(4)]
         await pool.wait(lambda: pool.running.num_at("a") and pool.running.num_at("b"))
         asked = asyncio.create_task(pool.ask(suspect))
-        await pool.wait(lambda: engines.suspects.trial)
-        trial = engines.suspects.trial
-        routed = {engines.route(make_message(f"n{i}")) for i in range(9)}
-        assert routed == {"a", "b"} - {trial}
-        assert not asked.done()
+        await pool.wait(lambda: suspects.trial)
+        trial = suspects.trial
+        assert pool.routed() == {"a", "b"} - {trial}
+        assert not suspects.is_alone
         with pytest.raises(Suspected) as busy:
             await pool.ask(replace(suspect, request_id="again"))
         assert busy.value.retry_after_s
-        assert await asked == (trial, expected_tokens(suspect))
-        assert all(other.done() for other in others if other.result()[0] == trial)
-        assert engines.suspects.all() == []
+        elsewhere = pool.clients[trial]
+        elsewhere.stats = EngineStats(running=1)  # of another gateway
+        pool.gate.set()
+        await asyncio.gather(*others)
+        pool.gate.clear()
+        elsewhere.stats = EngineStats()
+        await pool.wait(lambda: suspects.is_alone)
+        pool.gate.set()
+        assert (await asked)[0] == trial
+        assert suspects.all() == []
 
 
-async def test_a_suspect_for_which_no_engine_is_free_in_time_is_sent_again_later(pool):
-    pool.start("a", step_s=0.05)
+async def test_a_suspect_for_which_no_engine_is_free_in_time_is_sent_again_later():
     suspect = replace(make_message("s", 5, 3), first_token_timeout_s=0.2)
-    async with gateway(pool, "a") as engines:
-        suspect_it(engines, suspect)
-        other = asyncio.create_task(pool.ask(make_message("r", 5, 40)))
-        await pool.wait(lambda: pool.running.num_at("a"))
+    async with fakes("a") as pool:
+        suspect_it(pool.engines, suspect)
+        pool.clients["a"].stats = EngineStats(running=1)
         with pytest.raises(Suspected):
             await pool.ask(suspect)
-        assert engines.suspects.trial is None
-        await other
+        assert pool.engines.suspects.trial is None
