@@ -6,6 +6,7 @@ A head is limited in size, in number of headers and in time, and has to be of HT
 import asyncio
 import functools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -36,6 +37,28 @@ class HttpLimits:
     body_timeout_s: float = 10.0
 
 
+class _Deadline:
+    """The time by which something has to have come; then a function is called instead."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._timer is not None
+
+    def set(self, in_s: float, refuse: Callable[[ApiError], None], error: ApiError) -> None:
+        """Set it anew."""
+        self.lift()
+        self._timer = self._loop.call_later(in_s, refuse, error)
+
+    def lift(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """Refuses a head that is too large (431) or too slow (408), and connections without a place.
 
@@ -50,8 +73,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._all_connections = all_connections
         # Bytes of the head that is being received; None while the rest of its request is.
         self._num_head_bytes: int | None = 0
-        # Ends the time of the head, or of the small body, that is being received.
-        self._timer: asyncio.TimerHandle | None = None
+        # Of the head, or of the small body, that is being received.
+        self._deadline = _Deadline(self.loop)
         self._is_in_head = False
         # The request whose small body is being received.
         self._unbegun: tuple[RequestResponseCycle, ASGI3Application] | None = None
@@ -92,7 +115,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._all_connections.show_key(self, tenant_id)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
+        self._deadline.lift()
         self._all_connections.close(self)
         super().connection_lost(exc)
 
@@ -111,7 +134,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        if self._timer is None and (self.cycle is None or self.cycle.response_complete):
+        if not self._deadline.is_set and (self.cycle is None or self.cycle.response_complete):
             self._expect_head()
         if self._num_head_bytes is not None:
             # Counted here, because the parser does not tell the size of an unfinished line.
@@ -132,7 +155,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.parser.get_http_version() not in ("1.0", "1.1"):
             self._refuse(errors.invalid_request("The server speaks HTTP/1.1 and HTTP/1.0."))
             return
-        self._stop_timer()
+        self._deadline.lift()
         self._num_head_bytes = None
         self._is_in_head = False
         self.scope["state"]["connection"] = self
@@ -147,9 +170,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._begin(cycle, app)
             return
         self._unbegun = cycle, app
-        self._timer = self.loop.call_later(
-            self._limits.body_timeout_s, self._refuse_request, errors.body_timeout()
-        )
+        self._deadline.set(self._limits.body_timeout_s, self._refuse_request, errors.body_timeout())
         if cycle.waiting_for_100_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             cycle.waiting_for_100_continue = False
@@ -160,7 +181,7 @@ class LimitedProtocol(HttpToolsProtocol):
             cycle, app = self._unbegun
             if not cycle.more_body or len(cycle.body) > self._limits.small_body_bytes:
                 self._unbegun = None
-                self._stop_timer()
+                self._deadline.lift()
                 self._begin(cycle, app)
 
     def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -189,15 +210,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refuse(errors.invalid_request(msg))
 
     def _expect_head(self) -> None:
-        self._stop_timer()
-        self._timer = self.loop.call_later(
-            self._limits.head_timeout_s, self._refuse, errors.head_timeout()
-        )
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._deadline.set(self._limits.head_timeout_s, self._refuse, errors.head_timeout())
 
     def _refuse_request(self, error: ApiError) -> None:
         """Refuse the present request, of whose answer nothing has been sent."""
@@ -207,7 +220,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         self._is_refused = True
-        self._stop_timer()
+        self._deadline.lift()
         # An error cannot be written into the middle of another request's answer.
         if self.cycle is None or self.cycle.response_complete or self.cycle.disconnected:
             body = json.dumps(errors.error_body(error)).encode()
