@@ -97,10 +97,71 @@ class KeeperConfig:
     is_alone: bool = True
 
 
+class Waking:
+    """How engines come for requests that wait for them.
+
+    is_ready: whether an engine takes requests.
+    """
+
+    def __init__(
+        self, config: KeeperConfig, is_ready: Callable[[], bool], clock: Callable[[], float]
+    ) -> None:
+        self._config = config
+        self._is_ready = is_ready
+        self._clock = clock
+        self._since: float | None = None
+        self._doubted_until = 0.0
+        self._took_s = _FIRST_WAKE_S
+        self._waiting: Counter[str] = Counter()
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._since is not None
+
+    @property
+    def has_waiting(self) -> bool:
+        return self._waiting.total() > 0
+
+    def begin(self) -> None:
+        """Note that requests wait; an engine that is still there may have been told to go."""
+        self._since = self._clock()
+        self._doubted_until = self._since + _DOUBT_S * self._is_ready()
+
+    def call_off(self) -> None:
+        """Note that the engines go instead."""
+        self._since = None
+
+    def look(self) -> bool:
+        """Whether an engine takes requests; the time that it took is what the next is told."""
+        if not self._is_ready() or self._clock() < self._doubted_until:
+            return False
+        if self._since is not None:
+            self._took_s = self._clock() - self._since
+            self._since = None
+        return True
+
+    async def wait(self, tenant_id: str) -> None:
+        """Return once an engine takes requests. Raises StillAsleep, TooManyWait."""
+        share = max(1, math.floor(self._config.max_share * self._config.max_waiting))
+        if self._waiting[tenant_id] >= share or self._waiting.total() >= self._config.max_waiting:
+            raise TooManyWait
+        self._waiting[tenant_id] += 1
+        deadline = self._clock() + self._config.wake_timeout_s
+        try:
+            while not self.look():
+                if (now_s := self._clock()) >= deadline:
+                    since = now_s if self._since is None else self._since
+                    raise StillAsleep(max(1.0, since + self._took_s - now_s))
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            self._waiting -= Counter([tenant_id])
+
+
 class Keeper:
     """The keeper of one pool; `run` is its background task.
 
     home: folder of the pool's files.   number: of this gateway among those of the machine.
+    state: as in the module's docstring; set by this alone.
     decisions: the last that this gateway told the placer, the newest first.
     """
 
@@ -130,18 +191,11 @@ class Keeper:
             slo_first_token_s=config.slo_first_token_s,
         )
         sleeps = in_force == 0 and config.sleep_after_s is not None
-        self._state: KeeperState = "asleep" if sleeps else "awake"
+        self.state: KeeperState = "asleep" if sleeps else "awake"
         self._has_successor = False
         self._asked_at = clock()
-        self._waking_since: float | None = None
-        self._doubted_until = 0.0
-        self._wake_s = _FIRST_WAKE_S
+        self._waking = Waking(config, lambda: engines.is_ready, clock)
         self._num_visits = 0
-        self._waiting: Counter[str] = Counter()
-
-    @property
-    def state(self) -> KeeperState:
-        return self._state
 
     @property
     def is_empty(self) -> bool:
@@ -153,14 +207,14 @@ class Keeper:
     @property
     def is_resting(self) -> bool:
         """Whether the pool sleeps, or wakes, so that a request has to wait for an engine."""
-        return self._state == "asleep" or self._waking_since is not None
+        return self.state == "asleep" or self._waking.is_under_way
 
     @contextmanager
     def visit(self) -> Iterator[None]:
         """Keep the engines while the block decides on a request, which may be refused, and then
         keeps nothing awake. Raises PoolClosed.
         """
-        if self._state == "closed":
+        if self.state == "closed":
             raise PoolClosed
         self._num_visits += 1
         try:
@@ -173,60 +227,25 @@ class Keeper:
 
         Raises StillAsleep, TooManyWait.
         """
-        if self._state == "asleep":
+        if self.state == "asleep":
             if not self._told:
-                self._begin_to_wake()
+                self._waking.begin()
             self.note_admitted()
             self._tell(self._autoscaler.wanted, "a request woke it")
-        if self._waking_since is None or self._note_awake():
-            return
-        share = max(1, math.floor(self._config.max_share * self._config.max_waiting))
-        if self._waiting[tenant_id] >= share or self._waiting.total() >= self._config.max_waiting:
-            raise TooManyWait
-        self._waiting[tenant_id] += 1
-        try:
-            await self._until_awake()
-        finally:
-            self._waiting[tenant_id] -= 1
-            if not self._waiting[tenant_id]:
-                del self._waiting[tenant_id]
+        if self._waking.is_under_way and not self._waking.look():
+            await self._waking.wait(tenant_id)
 
     def note_admitted(self) -> None:
         """Note a request that was admitted, or is as far as to wake the pool: none sleeps now."""
         self._asked_at = self._clock()
-        if self._state == "asleep":
-            self._state = "awake"
-
-    def _begin_to_wake(self) -> None:
-        """Note that requests wait; an engine that is still there may have been told to go."""
-        self._waking_since = self._clock()
-        self._doubted_until = self._waking_since + _DOUBT_S * self._engines.is_ready
-
-    async def _until_awake(self) -> None:
-        deadline = self._clock() + self._config.wake_timeout_s
-        while not self._note_awake():
-            if self._clock() >= deadline:
-                raise StillAsleep(self._expected_s())
-            await asyncio.sleep(_LOOK_S)
-
-    def _note_awake(self) -> bool:
-        """Whether an engine takes requests; the time that it took is what the next is told."""
-        if not self._engines.is_ready or self._clock() < self._doubted_until:
-            return False
-        if self._waking_since is not None:
-            self._wake_s = self._clock() - self._waking_since
-            self._waking_since = None
-        return True
-
-    def _expected_s(self) -> float:
-        begun_at = self._clock() if self._waking_since is None else self._waking_since
-        return max(1.0, self._wake_s - (self._clock() - begun_at))
+        if self.state == "asleep":
+            self.state = "awake"
 
     # ---- the operator ----
 
     def close(self) -> None:
         """Take no more requests; the engines go when those under way have ended."""
-        self._state = "closed"
+        self.state = "closed"
 
     def succeed(self) -> None:
         """Close as soon as no request comes any more, since they go to a successor."""
@@ -236,9 +255,9 @@ class Keeper:
 
     def open(self) -> None:
         """Take requests again; those that come before an engine is there wait, as in `wake`."""
-        if self._state == "closed":
-            self._begin_to_wake()
-        self._state, self._has_successor = "awake", False
+        if self.state == "closed":
+            self._waking.begin()
+        self.state, self._has_successor = "awake", False
         self._asked_at = self._clock()
 
     def leave(self) -> None:
@@ -257,16 +276,16 @@ class Keeper:
     def turn(self) -> None:
         """Decide how many engines there should be, and tell the placer if it does not know."""
         # A request that has not begun may still be refused.
-        if self._waiting or any(request.has_begun for request in self._running.requests):
+        if self._waking.has_waiting or any(request.has_begun for request in self._running.requests):
             self._asked_at = self._clock()
-        if self._waking_since is not None:
-            self._note_awake()
+        if self._waking.is_under_way:
+            self._waking.look()
         if self._has_successor and self._is_idle(_GRACE_S):
-            self._state = "closed"
-        elif self._state == "awake" and self._is_idle(self._config.sleep_after_s):
-            self._state = "asleep"
-            self._waking_since = None
-        if self._state == "awake":
+            self.state = "closed"
+        elif self.state == "awake" and self._is_idle(self._config.sleep_after_s):
+            self.state = "asleep"
+            self._waking.call_off()
+        if self.state == "awake":
             wanted = self._awake_number()
             rested = self._told == 0
             self._tell(wanted, "it serves again" if rested else self._autoscaler.reason)
@@ -285,7 +304,7 @@ class Keeper:
         return self._autoscaler.decide(self._clock(), figures)
 
     def _why_none(self) -> str:
-        if self._state == "asleep":
+        if self.state == "asleep":
             return f"nobody asked for it for {self._config.sleep_after_s:.0f} s"
         return "a successor takes its requests" if self._has_successor else "it is called off"
 

@@ -151,7 +151,7 @@ def test_a_waiting_request_goes_on_when_an_engine_is_there_and_the_next_is_told_
     world.pass_time(60)
     world.engines.is_ready = False
     impatient = replace(CONFIG, wake_timeout_s=0.0)
-    world.keeper._config = impatient
+    world.keeper._waking._config = impatient
     with pytest.raises(StillAsleep) as refused:
         asyncio.run(world.keeper.wake("ten"))
     assert refused.value.retry_after_s == 4.0
@@ -187,7 +187,7 @@ async def test_an_engine_that_may_have_been_told_to_go_is_doubted_for_a_moment(w
 
 
 def test_how_long_a_start_took_is_known_although_nobody_waited_for_it(world):
-    world.keeper._config = replace(CONFIG, wake_timeout_s=0.0)
+    world.keeper._waking._config = replace(CONFIG, wake_timeout_s=0.0)
     world.pass_time(60)
     world.engines.is_ready = False
     with pytest.raises(StillAsleep):
