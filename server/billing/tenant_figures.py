@@ -19,7 +19,7 @@ from server.accounts.tenants import TenantStatus
 from server.billing.budgets import Budget, get_budgets
 from server.billing.months import month_of
 from server.billing.tables import monthly_spend
-from server.billing.usage import WIDTH_MS, UsageSum, Which, sum_entries
+from server.billing.usage import WIDTH_MS, Selection, UsageSum, sum_entries
 
 Order = Literal["spend", "name"]
 
@@ -80,8 +80,8 @@ def list_tenant_figures(
     tenant_ids = [row["tenant_id"] for row in found]
     begin_ms = now_ms - WIDTH_MS["day"]
     begin_ms -= begin_ms % WIDTH_MS["hour"]
-    which = Which(tenant_ids=tenant_ids, kinds=["usage"])
-    sums = {it.tenant: it for it in sum_entries(conn, begin_ms, now_ms, ["tenant"], which)}
+    only = Selection(tenant_ids=tenant_ids, kinds=["usage"])
+    sums = {it.tenant: it for it in sum_entries(conn, begin_ms, now_ms, ["tenant"], only)}
     usage = {tenant_id: sums.get(tenant_id, UsageSum()) for tenant_id in tenant_ids}
     num_adapters = _counts(conn, adapters, tenant_ids, adapters.c.deleted_at_ms.is_(None))
     num_keys = _counts(conn, api_keys, tenant_ids, is_live(now_ms))

@@ -51,7 +51,7 @@ _MAX_MS = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Which:
+class Selection:
     """A selection of entries; None selects all, but no proofs.
 
     models: model names in requests; the name of an adapter includes its aliases and versions.
@@ -65,7 +65,7 @@ class Which:
     kinds: Collection[str] | None = None
 
 
-EVERYTHING = Which()
+EVERYTHING = Selection()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def sum_entries(
     start_ms: int,
     end_ms: int,
     group_by: Iterable[Dimension] = (),
-    which: Which = EVERYTHING,
+    only: Selection = EVERYTHING,
     largest: int | None = None,
 ) -> list[UsageSum]:
     """Return one row per group, ordered by its dimensions; without dimensions, one row in all.
@@ -112,9 +112,9 @@ def sum_entries(
     group_by = tuple(dict.fromkeys(group_by))
     # The caller's numbers may be too large for any column.
     start_ms, end_ms = (min(max(ms, 0), _MAX_MS) for ms in (start_ms, end_ms))
-    parts = _cut(start_ms, end_ms, _sources(group_by, which))
+    parts = _cut(start_ms, end_ms, _sources(group_by, only))
     # A single query reads all parts as of the same moment.
-    rows = sa.union_all(*(read(*span, group_by, which) for read, span in parts)).subquery()
+    rows = sa.union_all(*(read(*span, group_by, only) for read, span in parts)).subquery()
     sums = [sa.func.coalesce(sa.func.sum(rows.c[name]), 0).label(name) for name in USAGE_SUMS]
     dimensions = [rows.c[name] for name in group_by]
     query = sa.select(*dimensions, *sums).group_by(*dimensions)
@@ -133,27 +133,27 @@ def sum_entries(
 
 
 Span = tuple[int, int]
-Read = Callable[[int, int, Sequence[Dimension], Which], sa.Select[Any]]
+Read = Callable[[int, int, Sequence[Dimension], Selection], sa.Select[Any]]
 
 
-def _sources(group_by: Sequence[Dimension], which: Which) -> list[tuple[int, Read]]:
+def _sources(group_by: Sequence[Dimension], only: Selection) -> list[tuple[int, Read]]:
     """The sources of sums, each with the milliseconds of a part; the longest first."""
     sources: list[tuple[int, Read]] = [(1, entry_rows)]
     if "minute" not in group_by:
         sources.insert(0, (HOUR_MS, _rollup_rows))
-        if "hour" not in group_by and _day_dimension(group_by, which) is not None:
+        if "hour" not in group_by and _day_dimension(group_by, only) is not None:
             sources.insert(0, (WIDTH_MS["day"], _day_rows))
     return sources
 
 
-def _day_dimension(group_by: Sequence[Dimension], which: Which) -> str | None:
+def _day_dimension(group_by: Sequence[Dimension], only: Selection) -> str | None:
     """The dimension whose sums by day answer a query; None if no single one does."""
     asked = set(group_by) - {"tenant", "day"}
-    asked |= {"model"} if (which.models, which.names) != (None, None) else set()
-    asked |= {"key"} if which.key_ids is not None else set()
+    asked |= {"model"} if (only.models, only.names) != (None, None) else set()
+    asked |= {"key"} if only.key_ids is not None else set()
     if asked <= {"kind"}:
         return "kind"
-    are_costs = which.kinds is not None and set(which.kinds) == set(SPEND_KINDS)
+    are_costs = only.kinds is not None and set(only.kinds) == set(SPEND_KINDS)
     return asked.pop() if are_costs and asked in ({"model"}, {"key"}) else None
 
 
@@ -177,21 +177,21 @@ def _cut(
 
 
 def _day_rows(
-    start_ms: int, end_ms: int, group_by: Sequence[Dimension], which: Which
+    start_ms: int, end_ms: int, group_by: Sequence[Dimension], only: Selection
 ) -> sa.Select[Any]:
-    days, dimension = usage_days.c, _day_dimension(group_by, which)
+    days, dimension = usage_days.c, _day_dimension(group_by, only)
     assert dimension is not None
     dimensions = {"tenant": days.tenant_id, dimension: days.name}
     values: JsonObject = {name: days[name] for name in USAGE_SUMS}
     query = _select(dimensions, days.day_ms, values, group_by)
-    query = query.where(days.tenant_id.in_(_tenant_ids(which)), days.dimension == dimension)
+    query = query.where(days.tenant_id.in_(_tenant_ids(only)), days.dimension == dimension)
     query = query.where(days.day_ms >= start_ms, days.day_ms < end_ms)
     # The sums by model and key have no kind: they are of all kinds that are asked for.
-    return _filter(query, dimensions, which if dimension == "kind" else replace(which, kinds=None))
+    return _filter(query, dimensions, only if dimension == "kind" else replace(only, kinds=None))
 
 
 def _rollup_rows(
-    start_ms: int, end_ms: int, group_by: Sequence[Dimension], which: Which
+    start_ms: int, end_ms: int, group_by: Sequence[Dimension], only: Selection
 ) -> sa.Select[Any]:
     sums = usage_rollups.c
     dimensions = {
@@ -203,13 +203,13 @@ def _rollup_rows(
     }
     query = _select(dimensions, sums.hour_ms, SUMS_OF_ROLLUP, group_by)
     query = query.where(sums.hour_ms >= start_ms, sums.hour_ms < end_ms)
-    tenant_id, chosen = sums.tenant_id, which.tenant_ids
+    tenant_id, chosen = sums.tenant_id, only.tenant_ids
     query = query.where(is_tenants(tenant_id) if chosen is None else tenant_id.in_(chosen))
-    return _filter(query, dimensions, which)
+    return _filter(query, dimensions, only)
 
 
 def entry_rows(
-    start_ms: int, end_ms: int, group_by: Sequence[Dimension], which: Which
+    start_ms: int, end_ms: int, group_by: Sequence[Dimension], only: Selection
 ) -> sa.Select[Any]:
     """Select a row for each entry, with its dimensions and what it adds to the sums."""
     entry, usage, kept, price = entries.c, usage_events.c, kept_events.c, price_versions.c
@@ -240,14 +240,14 @@ def entry_rows(
     joined = joined.outerjoin(kept_events, kept.event_id == entry.entry_id)
     joined = joined.outerjoin(price_versions, price.price_version == entry.price_version)
     query = _select(dimensions, entry.at_ms, values, group_by).select_from(joined)
-    query = query.where(entry.tenant_id.in_(_tenant_ids(which)))
+    query = query.where(entry.tenant_id.in_(_tenant_ids(only)))
     query = query.where(entry.at_ms >= start_ms, entry.at_ms < end_ms)
-    return _filter(query, dimensions, which)
+    return _filter(query, dimensions, only)
 
 
-def _tenant_ids(which: Which) -> Any:
+def _tenant_ids(only: Selection) -> Any:
     """Tenants whose rows are read where no index is by time alone: all that have entries."""
-    account, chosen = tenant_accounts.c.tenant_id, which.tenant_ids
+    account, chosen = tenant_accounts.c.tenant_id, only.tenant_ids
     return sa.select(account).where(is_tenants(account)) if chosen is None else chosen
 
 
@@ -269,17 +269,17 @@ def _select(
     return sa.select(*columns, *(values[name].label(name) for name in USAGE_SUMS))
 
 
-def _filter(query: sa.Select[Any], dimensions: JsonObject, which: Which) -> sa.Select[Any]:
-    if which.kinds is not None:
-        query = query.where(dimensions["kind"].in_(which.kinds))
-    if which.key_ids is not None:
-        query = query.where(dimensions["key"].in_(which.key_ids))
-    if which.names is not None:
-        query = query.where(dimensions["model"].in_(which.names))
-    if which.models is not None:
+def _filter(query: sa.Select[Any], dimensions: JsonObject, only: Selection) -> sa.Select[Any]:
+    if only.kinds is not None:
+        query = query.where(dimensions["kind"].in_(only.kinds))
+    if only.key_ids is not None:
+        query = query.where(dimensions["key"].in_(only.key_ids))
+    if only.names is not None:
+        query = query.where(dimensions["model"].in_(only.names))
+    if only.models is not None:
         model = dimensions["model"]
-        versions = [sa.func.substr(model, 1, len(name) + 1) == f"{name}@" for name in which.models]
-        query = query.where(sa.or_(model.in_(which.models), *versions))
+        versions = [sa.func.substr(model, 1, len(name) + 1) == f"{name}@" for name in only.models]
+        query = query.where(sa.or_(model.in_(only.models), *versions))
     return query
 
 

@@ -8,7 +8,7 @@ from server.api.routes.budgets import BudgetAnswer
 from server.billing.budgets import BudgetKind
 from server.billing.months import end_of, month_of
 from server.billing.receipts.receipt import SPEND_KINDS
-from server.billing.usage import Which, sum_entries
+from server.billing.usage import Selection, sum_entries
 from server.console.days import DAY_MS
 from server.database.clock import now_ms
 from server.text.times import day_of
@@ -27,11 +27,11 @@ def with_forecasts(
     if not found:
         return []
     at_ms = now_ms()
-    which = Which(tenant_ids=[tenant_id], kinds=SPEND_KINDS)
+    only = Selection(tenant_ids=[tenant_id], kinds=SPEND_KINDS)
     # Whole days are read from sums by day: the hours of a large tenant are thousands of rows.
     end_ms = (at_ms // DAY_MS + 1) * DAY_MS
     start_ms = end_ms - _RATE_DAYS * DAY_MS
-    lately = sum_entries(conn, start_ms, end_ms, which=which)[0].amount_nanousd
+    lately = sum_entries(conn, start_ms, end_ms, only=only)[0].amount_nanousd
     daily_nanousd = lately * DAY_MS / (at_ms - start_ms)
     return [
         (it, _used_share(it), forecast_of(it.kind, it.remaining_nanousd, daily_nanousd, at_ms))

@@ -20,7 +20,7 @@ from server.api.deps import DatabaseDep
 from server.api.routes.budgets import list_budgets
 from server.billing.rating import format_usd
 from server.billing.receipts.receipt import SPEND_KINDS
-from server.billing.usage import UsageSum, Which, sum_entries
+from server.billing.usage import Selection, UsageSum, sum_entries
 from server.console.budgets import with_forecasts
 from server.console.days import DAY_MS, Days
 from server.console.page_route import pages_router
@@ -38,15 +38,15 @@ Name = Annotated[str, Field(max_length=256)]
 
 
 class SpendQuery(Days):
-    """A selection of usage.   model, key: "" for all.   plot: what its bars stand for."""
+    """A question about usage.   model, key: "" for all.   plot: what its bars stand for."""
 
     model: Name = ""
     key: Name = ""
     by: Literal["model", "key", "kind"] = "model"
     plot: Literal["spend", "tokens"] = "spend"
 
-    def which(self, tenant_id: str) -> Which:
-        return Which(
+    def selection(self, tenant_id: str) -> Selection:
+        return Selection(
             tenant_ids=[tenant_id],
             key_ids=[self.key] if self.key else None,
             models=[self.model] if self.model else None,
@@ -63,14 +63,14 @@ async def spend(
         return RedirectResponse(viewer.home, 303)
     start_ms, end_ms = query.range_ms()
     tenant_id = viewer.identity.tenant_id
-    which = query.which(tenant_id)
+    only = query.selection(tenant_id)
     given = (await list_budgets(database, viewer.identity)).data
 
     def read(conn: Connection) -> dict[str, Any]:
-        days = sum_entries(conn, start_ms, end_ms, ["day"], which)
-        groups = sum_entries(conn, start_ms, end_ms, [query.by], which, largest=_MOST_GROUPS)
+        days = sum_entries(conn, start_ms, end_ms, ["day"], only)
+        groups = sum_entries(conn, start_ms, end_ms, [query.by], only, largest=_MOST_GROUPS)
         names = [name for it in groups[:_MOST_SERIES] if (name := getattr(it, query.by))]
-        if narrowed := _of_groups(query, which, names):
+        if narrowed := _of_groups(query, only, names):
             parts = sum_entries(conn, start_ms, end_ms, ["day", query.by], narrowed)
             series = {name: [it for it in parts if getattr(it, query.by) == name] for name in names}
         else:
@@ -104,9 +104,9 @@ async def spend_csv(
 ) -> Response:
     """Get what the page of spend shows, by day and by what it is divided by."""
     start_ms, end_ms = query.range_ms()
-    which = query.which(viewer.identity.tenant_id)
+    only = query.selection(viewer.identity.tenant_id)
     sums = await database.read(
-        lambda conn: sum_entries(conn, start_ms, end_ms, ["day", query.by], which)
+        lambda conn: sum_entries(conn, start_ms, end_ms, ["day", query.by], only)
     )
     text = io.StringIO()
     rows = csv.writer(text)
@@ -147,20 +147,20 @@ def _total(sums: list[UsageSum]) -> UsageSum:
     return UsageSum(**{name: sum(getattr(it, name) for it in sums) for name in counts})
 
 
-def _of_groups(query: SpendQuery, which: Which, names: Sequence[str]) -> Which | None:
-    """The selection of these groups alone; None if a filter on something else would make their
-    sums by day slow: there are none of two dimensions.
+def _of_groups(query: SpendQuery, only: Selection, names: Sequence[str]) -> Selection | None:
+    """The selection of these groups alone; None if there is a filter on another dimension, since
+    sums by day are kept of one dimension at a time.
     """
     filters = {name for name in ("model", "key") if getattr(query, name)}
     if not names or filters - {query.by}:
         return None
     match query.by:
         case "model":
-            return replace(which, models=None, names=names)
+            return replace(only, models=None, names=names)
         case "key":
-            return replace(which, key_ids=names)
+            return replace(only, key_ids=names)
         case "kind":
-            return which
+            return only
 
 
 def plot_of(

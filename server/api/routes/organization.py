@@ -25,7 +25,7 @@ from server.api.organization_results import (
 )
 from server.api.times import UnixSeconds, check_order
 from server.billing.receipts.receipt import SPEND_KINDS
-from server.billing.usage import Dimension, UsageSum, Which, sum_entries
+from server.billing.usage import Dimension, Selection, UsageSum, sum_entries
 from server.billing.usage_buckets import (
     UNIT,
     WIDTH_S,
@@ -117,13 +117,13 @@ async def usage_completions(
     # No usage belongs to a user or a batch.
     if query.user_ids is None and not query.batch:
         groups = [_DIMENSIONS[name] for name in query.group_by if name in _DIMENSIONS]
-        which = Which(
+        only = Selection(
             tenant_ids=_projects(reader, query),
             key_ids=query.api_key_ids,
             models=query.models,
             kinds=("usage",),
         )
-        sums = await _sum(database, page, query.bucket_width, groups, which)
+        sums = await _sum(database, page, query.bucket_width, groups, only)
     results = [(total, completions_result(total, query.group_by)) for total in sums]
     return CompletionsUsage(**_render(page, query.bucket_width, results))
 
@@ -135,8 +135,10 @@ async def costs(
     """Get costs in buckets of a day, in the shape of OpenAI's costs."""
     page = _page(query, *COSTS_LIMITS)
     groups = [_DIMENSIONS[name] for name in query.group_by if name in _DIMENSIONS]
-    which = Which(tenant_ids=_projects(reader, query), key_ids=query.api_key_ids, kinds=SPEND_KINDS)
-    sums = await _sum(database, page, query.bucket_width, [*groups, "kind"], which)
+    only = Selection(
+        tenant_ids=_projects(reader, query), key_ids=query.api_key_ids, kinds=SPEND_KINDS
+    )
+    sums = await _sum(database, page, query.bucket_width, [*groups, "kind"], only)
     results: list[tuple[UsageSum, CostsResult]] = []
     for group in _by_group(sums):
         found = [cost for total in group for cost in costs_of(total)]
@@ -169,12 +171,10 @@ def _projects(reader: str | None, query: _Query) -> Collection[str] | None:
 
 
 async def _sum(
-    database: Database, page: Page, width: Width, groups: list[Dimension], which: Which
+    database: Database, page: Page, width: Width, groups: list[Dimension], only: Selection
 ) -> list[UsageSum]:
     by = (UNIT[width], *groups)
-    return await database.read(
-        lambda conn: sum_entries(conn, page.start_ms, page.end_ms, by, which)
-    )
+    return await database.read(lambda conn: sum_entries(conn, page.start_ms, page.end_ms, by, only))
 
 
 def _by_group(sums: list[UsageSum]) -> Iterable[list[UsageSum]]:

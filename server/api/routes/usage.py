@@ -11,7 +11,7 @@ from server.api.deps import DatabaseDep, UsageKey, tenants_router
 from server.api.times import Time, parse_range
 from server.billing.rating import format_usd
 from server.billing.receipts.receipt import SPEND_KINDS, EntryKind
-from server.billing.usage import UsageSum, Which, sum_entries
+from server.billing.usage import Selection, UsageSum, sum_entries
 from server.database.database import Database
 from server.text.json_object import JsonObject
 from server.text.times import day_of
@@ -87,7 +87,7 @@ async def usage_list(
     tenant_ids = None if tenant_id is None else [tenant_id]
 
     def read(conn: Connection) -> tuple[list[UsageSum], list[UsageSum]]:
-        spend, booked = (Which(tenant_ids=tenant_ids, kinds=k) for k in (SPEND_KINDS, _BOOKED))
+        spend, booked = (Selection(tenant_ids=tenant_ids, kinds=k) for k in (SPEND_KINDS, _BOOKED))
         return (
             sum_entries(conn, start_ms, end_ms, group_by, spend),
             sum_entries(conn, start_ms, end_ms, ["kind"], booked),

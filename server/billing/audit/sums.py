@@ -22,7 +22,7 @@ from server.billing.tables import (
     usage_days,
     usage_rollups,
 )
-from server.billing.usage import WIDTH_MS, Dimension, Which, entry_rows
+from server.billing.usage import WIDTH_MS, Dimension, Selection, entry_rows
 
 _DAY_MS = WIDTH_MS["day"]
 _DIMENSIONS_OF_DAYS = ("kind", "key", "model")
@@ -176,7 +176,7 @@ def _next_day(scope: Scope, tenant_id: str, begin: int) -> int | None:
 
 def _sums_of_entries(scope: Scope, tenant_id: str, begin: int, end: int) -> _Sums:
     keys: tuple[Dimension, ...] = ("hour", "kind", "key", "model", "adapter_digest")
-    rows = entry_rows(begin, end, keys, Which(tenant_ids=[tenant_id])).subquery().c
+    rows = entry_rows(begin, end, keys, Selection(tenant_ids=[tenant_id])).subquery().c
     key = [rows[name] for name in keys]
     values = [integer_sum(sa.func.coalesce(rows[name], 0)) for name in USAGE_SUMS[1:]]
     query = sa.select(*key, sa.func.count(), *values).group_by(*key)

@@ -17,7 +17,7 @@ from server.billing import request_log
 from server.billing.budgets import read_sums
 from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.tenant_figures import Order, list_tenant_figures
-from server.billing.usage import Which, sum_entries
+from server.billing.usage import Selection, sum_entries
 from server.console.days import Days
 from server.console.keys import state_of
 from server.console.page_route import pages_router
@@ -78,11 +78,11 @@ async def show(
     start_ms, end_ms = query.range_ms()
     found = await get_tenant(tenant, database)
     tenant_id = found.tenant_id
-    which = Which(tenant_ids=[tenant_id], kinds=SPEND_KINDS)
+    only = Selection(tenant_ids=[tenant_id], kinds=SPEND_KINDS)
 
     def read(conn: Connection) -> dict[str, Any]:
         asked = request_log.Asked(start_ms=start_ms, end_ms=end_ms)
-        days = sum_entries(conn, start_ms, end_ms, ["day"], which)
+        days = sum_entries(conn, start_ms, end_ms, ["day"], only)
         figures = list_tenant_figures(conn, now_ms=now_ms(), tenant_id=tenant_id, limit=1)
         keys = list_keys(conn, tenant_id, limit=_LAST_ROWS, newest_first=True)
         return {

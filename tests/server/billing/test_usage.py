@@ -17,7 +17,7 @@ from server.billing.rating import kept_amount
 from server.billing.receipts.receipt import SPEND_KINDS, tenant_account
 from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.tables import entries, kept_events, tenant_accounts, usage_days, usage_rollups
-from server.billing.usage import HOUR_MS, WIDTH_MS, UsageSum, Which, sum_entries
+from server.billing.usage import HOUR_MS, WIDTH_MS, Selection, UsageSum, sum_entries
 from server.faults import Fault
 from server.text.times import rfc3339
 from tests.server.factories import (
@@ -137,27 +137,27 @@ def read_entries(database):
     return [(moments[receipt["entry_id"]], receipt) for receipt in receipts]
 
 
-def is_which(receipt, which):
+def is_which(receipt, only):
     model = receipt["model"] or ""
     return (
-        (which.tenant_ids is None or receipt["tenant_id"] in which.tenant_ids)
-        and (which.key_ids is None or receipt["key_id"] in which.key_ids)
-        and (which.kinds is None or receipt["kind"] in which.kinds)
+        (only.tenant_ids is None or receipt["tenant_id"] in only.tenant_ids)
+        and (only.key_ids is None or receipt["key_id"] in only.key_ids)
+        and (only.kinds is None or receipt["kind"] in only.kinds)
         and (
-            which.models is None
-            or model in which.models
-            or any(model.startswith(f"{name}@") for name in which.models)
+            only.models is None
+            or model in only.models
+            or any(model.startswith(f"{name}@") for name in only.models)
         )
     )
 
 
-def add_up(posted, start_ms, end_ms, group_by, which):
+def add_up(posted, start_ms, end_ms, group_by, only):
     """The same sums, by plain addition."""
     groups = defaultdict(lambda: defaultdict(int))
     if not group_by:
         groups[()] = defaultdict(int)
     for at_ms, receipt in posted:
-        if not (start_ms <= at_ms < end_ms and is_which(receipt, which)):
+        if not (start_ms <= at_ms < end_ms and is_which(receipt, only)):
             continue
         values = {
             "tenant": receipt["tenant_id"],
@@ -187,8 +187,8 @@ def add_up(posted, start_ms, end_ms, group_by, which):
 
 
 def sums(database, tenant_id, group_by=(), start_ms=0, end_ms=2**62):
-    which = Which(tenant_ids=None if tenant_id is None else [tenant_id])
-    return database.read_sync(lambda c: sum_entries(c, start_ms, end_ms, group_by, which))
+    only = Selection(tenant_ids=None if tenant_id is None else [tenant_id])
+    return database.read_sync(lambda c: sum_entries(c, start_ms, end_ms, group_by, only))
 
 
 def some_of(values):
@@ -201,7 +201,7 @@ dimensions = st.tuples(
     st.lists(st.sampled_from(["day", "hour", "minute"]), max_size=1),
 ).map(lambda both: (*both[1], *both[0]))
 whiches = st.builds(
-    Which,
+    Selection,
     tenant_ids=some_of((*TENANTS, "ten_9")),
     key_ids=some_of(KEYS),
     models=some_of((*MODELS, "Pirate", "p_rate")),
@@ -218,9 +218,11 @@ def of_days(dimension):
     """Selections that the sums by day have, of one dimension."""
     tenant_ids = some_of(TENANTS)
     if dimension == "kind":
-        return st.builds(Which, tenant_ids=tenant_ids, kinds=some_of(KINDS))
+        return st.builds(Selection, tenant_ids=tenant_ids, kinds=some_of(KINDS))
     names = {"model": {"models": some_of((*MODELS, "p_rate"))}, "key": {"key_ids": some_of(KEYS)}}
-    return st.builds(Which, tenant_ids=tenant_ids, kinds=st.just(SPEND_KINDS), **names[dimension])
+    return st.builds(
+        Selection, tenant_ids=tenant_ids, kinds=st.just(SPEND_KINDS), **names[dimension]
+    )
 
 
 def test_any_sum_is_what_adding_up_its_entries_gives(each_database):
@@ -230,9 +232,9 @@ def test_any_sum_is_what_adding_up_its_entries_gives(each_database):
 
     @settings(max_examples=60 if each_database.is_sqlite else 20, deadline=None, database=None)
     @given(moments, moments, dimensions, whiches)
-    def check(start_ms, end_ms, group_by, which):
-        found = each_database.read_sync(lambda c: sum_entries(c, start_ms, end_ms, group_by, which))
-        assert found == add_up(posted, start_ms, end_ms, group_by, which)
+    def check(start_ms, end_ms, group_by, only):
+        found = each_database.read_sync(lambda c: sum_entries(c, start_ms, end_ms, group_by, only))
+        assert found == add_up(posted, start_ms, end_ms, group_by, only)
 
     check()
 
@@ -244,11 +246,11 @@ def test_a_sum_by_day_and_one_dimension_is_what_adding_up_its_entries_gives(each
     @settings(max_examples=60 if each_database.is_sqlite else 20, deadline=None, database=None)
     @given(starts, ends, units, st.sampled_from(["model", "key", "kind"]), st.data())
     def check(start_ms, end_ms, units, dimension, data):
-        which = data.draw(of_days(dimension))
+        only = data.draw(of_days(dimension))
         group_by = (*units, dimension) if data.draw(st.booleans()) else units
-        assert usage._day_dimension(group_by, which) in (dimension, "kind")
-        found = each_database.read_sync(lambda c: sum_entries(c, start_ms, end_ms, group_by, which))
-        assert found == add_up(posted, start_ms, end_ms, group_by, which)
+        assert usage._day_dimension(group_by, only) in (dimension, "kind")
+        found = each_database.read_sync(lambda c: sum_entries(c, start_ms, end_ms, group_by, only))
+        assert found == add_up(posted, start_ms, end_ms, group_by, only)
 
     check()
 
@@ -329,10 +331,10 @@ def explain(database, tenant_id, unit):
 
     def read(conn):
         sa.event.listen(conn, "before_cursor_execute", note)
-        which = Which(tenant_ids=None if tenant_id is None else [tenant_id])
+        only = Selection(tenant_ids=None if tenant_id is None else [tenant_id])
         start_ms = BEGIN_MS + 5 * HOUR_MS - 7
         end_ms = start_ms + 3 * WIDTH_MS["day" if unit == "day" else "hour"]
-        sum_entries(conn, start_ms, end_ms, (unit,), which)
+        sum_entries(conn, start_ms, end_ms, (unit,), only)
 
     database.read_sync(read)
     return plan
