@@ -38,7 +38,7 @@ def begin_notes() -> dict[str, object]:
 class LogWriter:
     """Writes lines on a thread of its own, so that no request waits for their reader.
 
-    num_dropped: lines that found the queue full.   level: the least level of lines.
+    num_dropped: lines that found the queue full.   level: "info" leaves out lines of level debug.
     process: the gateway's name in each line.
     """
 
@@ -64,7 +64,7 @@ class LogWriter:
 
         line: its fields, as LineFormatter.render takes them.
         """
-        if line.get("level") == "debug" != self._level:
+        if line.get("level") == "debug" and self._level != "debug":
             return
         try:
             self._lines.put_nowait(line)

@@ -1,11 +1,11 @@
 """One limit's state, in integers: a bucket of requests or tokens a minute, or a set of seats.
 
-Every state has the methods `touch`, which brings it to now, `wait_ms`, which tells the wait,
-`charge`, which takes units, and `release`, which gives them back. `limits.lua` does the same step
-by step; every number stays below 2^53, up to which Lua counts exactly.
+`limits.lua` does the same step by step; every number stays below 2^53, up to which Lua counts
+exactly.
 """
 
 from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
 from server.limits.rules import Holder, Limit, Standing
@@ -15,19 +15,19 @@ WINDOW_MS = 60_000
 
 
 class State(Protocol):
-    """The state of one limit in `States`. Callers pass times; an earlier time changes nothing."""
+    """The state of one limit. Callers tell it the time; an earlier time changes nothing."""
 
     def touch(self, amount: int, now_ms: int) -> None:
-        """Bring the state to now under its former amount; from now on it has `amount`."""
+        """Let the time until now pass under the amount so far, and then change it to `amount`."""
 
     def wait_ms(self, amount: int, units: int, now_ms: int) -> int:
         """Milliseconds until `units` fit if nothing else happens; 0 if they fit now."""
 
     def charge(self, request_id: str, units: int, lifetime_ms: int) -> None:
-        """Take units for a request. `touch` has to be called before."""
+        """Take units for a request, at the time of the last `touch`."""
 
     def release(self, request_id: str, used: int, now_ms: int) -> None:
-        """End a request's charge, of which `used` was used; without an open charge do nothing."""
+        """End a request's charge, of which `used` units were used; do nothing if it has ended."""
 
     def standing(self, limit: Limit, now_ms: int, *, with_holders: bool) -> Standing:
         """The limit as it is now."""
@@ -39,13 +39,21 @@ class State(Protocol):
         """The state as JSON values, from which `unpack` makes it again."""
 
 
+@dataclass(slots=True)
+class Charge:
+    """An open charge.   charged: units x 60,000.   low: the lowest backlog since."""
+
+    charged: int
+    low: int
+    expires_ms: int
+
+
 class Bucket:
     """A leaky bucket of requests or tokens, which drains `amount` units a minute.
 
     backlog: level in units x 60,000; it falls by `amount` per ms. If more tokens are used than were
     charged, it may exceed a full bucket, `amount` x 60,000.
-    charges: the open charges, the oldest first, as [units x 60,000, lowest backlog since,
-    expires_ms].   quiet_until_ms: time before which no charge expires.
+    charges: the open ones, the oldest first.   quiet_until_ms: time before which none expires.
     """
 
     __slots__ = ("amount", "at_ms", "backlog", "charges", "quiet_until_ms")
@@ -54,7 +62,7 @@ class Bucket:
         self.amount = amount
         self.backlog = backlog
         self.at_ms = at_ms
-        self.charges: dict[str, list[int]] = {}
+        self.charges: dict[str, Charge] = {}
         self.quiet_until_ms = at_ms
 
     def touch(self, amount: int, now_ms: int) -> None:
@@ -64,11 +72,10 @@ class Bucket:
         # The lowest backlog of a newer charge is no lower than that of an older one, so the walk
         # ends at the first charge that is low enough.
         for charge in reversed(self.charges.values()):
-            if charge[1] <= backlog:
+            if charge.low <= backlog:
                 break
-            charge[1] = backlog
-        # Expired charges are looked for only then, since it is a walk over all open charges, for
-        # every limit of every request.
+            charge.low = backlog
+        # A look for expired charges walks over all open ones, so it waits for the first expiry.
         if now_ms >= self.quiet_until_ms:
             self._drop_expired(now_ms)
 
@@ -82,10 +89,10 @@ class Bucket:
 
     def charge(self, request_id: str, units: int, lifetime_ms: int) -> None:
         charged = min(units, self.amount) * WINDOW_MS
-        # What is charged without a look, since it passed elsewhere, leaves no more than nothing.
+        # A request that Redis let pass may find less room here than it takes; then none is left.
         self.backlog = min(self.backlog + charged, self.amount * WINDOW_MS)
         expires_ms = self.at_ms + lifetime_ms
-        self.charges[request_id] = [charged, self.backlog, expires_ms]
+        self.charges[request_id] = Charge(charged, self.backlog, expires_ms)
         self.quiet_until_ms = min(self.quiet_until_ms, expires_ms)
 
     def release(self, request_id: str, used: int, now_ms: int) -> None:
@@ -98,34 +105,34 @@ class Bucket:
         charge = self.charges.get(request_id)
         if charge is None:
             return
-        unused = charge[0] - used * WINDOW_MS
+        unused = charge.charged - used * WINDOW_MS
         if unused < 0:
             self.backlog -= unused
         else:
-            refund = min(unused, charge[1])
+            refund = min(unused, charge.low)
             self.backlog -= refund
             self._rewrite(charge, refund)
         del self.charges[request_id]
 
     def _drop_expired(self, now_ms: int) -> None:
         # An expired charge counts as used up, so nothing of it is refunded.
-        for request_id in [key for key, held in self.charges.items() if held[2] <= now_ms]:
+        for request_id in [key for key, it in self.charges.items() if it.expires_ms <= now_ms]:
             del self.charges[request_id]
-        ends = (held[2] for held in self.charges.values())
+        ends = (charge.expires_ms for charge in self.charges.values())
         self.quiet_until_ms = min(ends, default=now_ms + WINDOW_MS)
 
-    def _rewrite(self, charge: list[int], refund: int) -> None:
+    def _rewrite(self, charge: Charge, refund: int) -> None:
         """Correct the other open charges, as if `charge` had been smaller from its first moment."""
-        low, is_newer = charge[1] - refund, True
+        low, is_newer = charge.low - refund, True
         for other in reversed(self.charges.values()):
             if other is charge:
                 is_newer = False
             elif is_newer:
-                other[1] -= refund
-            elif other[1] <= low:
+                other.low -= refund
+            elif other.low <= low:
                 break
             else:
-                other[1] = low
+                other.low = low
 
     def standing(self, limit: Limit, now_ms: int, *, with_holders: bool) -> Standing:
         backlog = self._backlog(now_ms)
@@ -135,9 +142,9 @@ class Bucket:
             remaining=max(0, limit.amount - -(-backlog // WINDOW_MS)),
             reset_ms=-(-backlog // limit.amount) if limit.amount > 0 else WINDOW_MS,
             holders=tuple(
-                Holder(request_id, charged // WINDOW_MS, expires_ms - now_ms)
-                for request_id, (charged, _, expires_ms) in self.charges.items()
-                if expires_ms > now_ms
+                Holder(request_id, it.charged // WINDOW_MS, it.expires_ms - now_ms)
+                for request_id, it in self.charges.items()
+                if it.expires_ms > now_ms
             )
             if with_holders
             else (),
@@ -145,11 +152,11 @@ class Bucket:
 
     def is_idle(self, now_ms: int) -> bool:
         return self._backlog(now_ms) == 0 and all(
-            expires_ms <= now_ms for _, _, expires_ms in self.charges.values()
+            charge.expires_ms <= now_ms for charge in self.charges.values()
         )
 
     def pack(self) -> list[Any]:
-        charges = [[request_id, *charge] for request_id, charge in self.charges.items()]
+        charges = [[request_id, *astuple(charge)] for request_id, charge in self.charges.items()]
         return [self.amount, self.backlog, self.at_ms, charges]
 
     @classmethod
@@ -158,7 +165,7 @@ class Bucket:
         amount, backlog, at_ms, charges = packed
         bucket = cls(amount, backlog, at_ms + shift_ms)
         for request_id, charged, low, expires_ms in charges:
-            bucket.charges[request_id] = [charged, low, expires_ms + shift_ms]
+            bucket.charges[request_id] = Charge(charged, low, expires_ms + shift_ms)
         return bucket
 
     def _backlog(self, now_ms: int) -> int:

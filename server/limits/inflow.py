@@ -1,8 +1,8 @@
-"""Bodies on their way in: how much they hold together, how much of it a tenant's, and how slowly.
+"""Bounds of bodies on their way in: of what all hold together, and those of one tenant.
 
 They hold bytes of memory, or places on a disk. A sender must keep to a rate, so that one who stalls
-holds what others need for seconds only. If all is held, a tenant that has less than the one that
-has most takes it from that one's slowest sender.
+holds what others need for seconds only. When nothing is left, the slowest body of the tenant that
+holds most ends for a tenant that holds less.
 """
 
 import asyncio

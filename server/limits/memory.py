@@ -121,7 +121,7 @@ class MemoryLimiter:
         return self._count(call, call.limits)
 
     def _count(self, call: Call, limits: Sequence[Limit]) -> Answer:
-        """Do a call by other limits than its own, which have other amounts."""
+        """Do a call under `limits`: the call's own, or the same ones with other amounts."""
         now_ms, tokens, waits = self._clock(), call.tokens or 0, list[int]()
         if call.command == "acquire":
             waits = self._states.acquire(call.request_id, limits, tokens, call.lifetime_ms, now_ms)

@@ -15,9 +15,9 @@ _Key = tuple[Metric, str, str]
 class States:
     """One state per limit, at most `max_states`. Times are integer milliseconds.
 
-    born_ms: a limit that was not seen before had a backlog of its whole amount at that time: it is
-    empty at first, and as good as new a minute later.
-    Only idle states are forgotten: forgetting another would give away a second minute's worth.
+    born_ms: the time at which a limit that was not seen before counts as used up; a minute later
+    all of its amount is there.
+    Only idle states are forgotten: after another the same minute's worth could be had twice.
     """
 
     def __init__(self, *, born_ms: int, max_states: int) -> None:
@@ -63,7 +63,7 @@ class States:
         lifetime_ms: int,
         now_ms: int,
     ) -> None:
-        """Charge a request that passed elsewhere, where there is room for its limit's state."""
+        """Charge a request that Redis let pass, under each limit for whose state there is room."""
         for limit in limits:
             if state := self._state(limit, now_ms):
                 state.touch(limit.amount, now_ms)

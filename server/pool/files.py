@@ -2,7 +2,7 @@
 
 members.json   by the placer: every engine that a gateway connects to, also those that are leaving
 wanted.json    by the gateway: how many engines should run, 0 for none; else the settings do. Of
-               several gateways, number 2 writes wanted-2.json, and the highest number counts
+               several gateways, number 2 writes wanted-2.json; the most that one wants counts
 
 Each file is written whole, so that a reader finds the old or the new one. A reader follows the time
 of the last change (`changed_at`), and keeps the former content when a file is damaged.
