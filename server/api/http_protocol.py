@@ -37,7 +37,7 @@ class HttpLimits:
     body_timeout_s: float = 10.0
 
 
-class _Deadline:
+class Deadline:
     """The time by which something has to have come; then a function is called instead."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -74,7 +74,7 @@ class LimitedProtocol(HttpToolsProtocol):
         # Bytes of the head that is being received; None while the rest of its request is.
         self._num_head_bytes: int | None = 0
         # Of the head, or of the small body, that is being received.
-        self._deadline = _Deadline(self.loop)
+        self._deadline = Deadline(self.loop)
         self._is_in_head = False
         # The request whose small body is being received.
         self._unbegun: tuple[RequestResponseCycle, ASGI3Application] | None = None

@@ -127,10 +127,6 @@ class Waking:
         self._since = self._clock()
         self._doubted_until = self._since + _DOUBT_S * self._is_ready()
 
-    def call_off(self) -> None:
-        """Note that the engines go instead."""
-        self._since = None
-
     def look(self) -> bool:
         """Whether an engine takes requests; the time that it took is what the next is told."""
         if not self._is_ready() or self._clock() < self._doubted_until:
@@ -284,7 +280,6 @@ class Keeper:
             self.state = "closed"
         elif self.state == "awake" and self._is_idle(self._config.sleep_after_s):
             self.state = "asleep"
-            self._waking.call_off()
         if self.state == "awake":
             wanted = self._awake_number()
             rested = self._told == 0

@@ -13,8 +13,11 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from server.api import errors
 from server.api.connections import Connections
-from server.api.http_protocol import HttpLimits, protocol
+from server.api.errors import ApiError
+from server.api.http_protocol import Deadline, HttpLimits, protocol
+from tests.server.jumping_loop import run_jumping
 
 HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n"
 Address = tuple[str, int]
@@ -178,6 +181,25 @@ def test_bytes_one_by_one_do_not_extend_a_heads_time() -> None:
             except TimeoutError:
                 connection.sendall(b"x")
         assert b" 408 " in answer
+
+
+def test_a_deadline_that_was_lifted_or_set_anew_refuses_nobody() -> None:
+    error = errors.head_timeout()
+
+    async def run() -> list[ApiError]:
+        refused: list[ApiError] = []
+        deadline = Deadline(asyncio.get_running_loop())
+        for in_s in (1, 3):
+            deadline.set(in_s, refused.append, error)
+        await asyncio.sleep(2)
+        deadline.lift()
+        await asyncio.sleep(2)
+        assert not refused
+        deadline.set(1, refused.append, error)
+        await asyncio.sleep(2)
+        return refused
+
+    assert run_jumping(lambda _: run()) == [error]
 
 
 def test_large_bodies_and_requests_one_after_the_other_are_served() -> None:

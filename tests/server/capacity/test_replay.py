@@ -166,9 +166,17 @@ def test_weights_take_the_bytes_that_the_engine_counts(
 
 def test_a_token_meets_itself_and_all_before_it() -> None:
     times = CountedTimes()
-    requests = [Request(5, 2, arrival_s=0.0)]
+    requests = [Request(5, 4, arrival_s=0.0), Request(1, 1, arrival_s=3.5)]
     Replay(times, Seats(SEATS, 3, 100, 16), requests).run()  # type: ignore[arg-type]
-    assert times.pairs == [1 + 2 + 3, 4 + 5, 6]
+    assert times.pairs == [1 + 2 + 3, 4 + 5, 6, 7, 8 + 1]
+
+
+@pytest.mark.parametrize(("adapters", "at_once"), [((0, 1, 2), 1), ((0, 0, 0), 3)])
+def test_requests_on_one_adapter_share_its_slabs(adapters: tuple[int, ...], at_once: int) -> None:
+    requests = [Request(8, 4, adapter, 8, 0.0) for adapter in adapters]
+    seats = Seats(SEATS, BUDGET, 5, 16, adapter_slabs=2)
+    result = Replay(CountedTimes(), seats, requests).run()  # type: ignore[arg-type]
+    assert (len(result.served), result.most_running) == (3, at_once)
 
 
 def test_a_request_passed_over_for_its_rank_lets_others_go_first() -> None:

@@ -170,6 +170,18 @@ async def test_a_request_waits_for_a_model_that_was_closed_and_opened_as_for_one
     await waiting
 
 
+async def test_a_model_for_which_requests_wait_does_not_fall_asleep(tmp_path):
+    world = World(tmp_path / "home", replace(CONFIG, wake_timeout_s=100.0))
+    world.pass_time(60)
+    world.engines.is_ready = False
+    waiting = asyncio.create_task(world.keeper.wake("ten"))
+    await asyncio.sleep(0)
+    world.pass_time(61)
+    assert world.keeper.state == "awake"
+    world.engines.is_ready = True
+    await waiting
+
+
 @pytest.mark.parametrize("goes", [True, False])
 async def test_an_engine_that_may_have_been_told_to_go_is_doubted_for_a_moment(world, goes):
     world.pass_time(60)
