@@ -32,7 +32,7 @@ from server.billing.statements import Statements
 from server.database.chores import Chores
 from server.database.database import Database
 from server.database.leases import Leases
-from server.inference.admission import Admission, Timeouts
+from server.inference.admission import Admission
 from server.inference.base_follower import BaseFollower
 from server.inference.bases import Bases
 from server.inference.cancels import Cancels
@@ -42,6 +42,7 @@ from server.inference.generation import Generation
 from server.inference.idempotency import IdempotencyKeys
 from server.inference.limit_refusals import LimitRefusals
 from server.inference.routes import Routes
+from server.inference.ticket import Timeouts
 from server.launch.settings import Settings
 from server.limits.inflow import Inflow
 from server.limits.learned import LearnedTokens

@@ -62,7 +62,6 @@ class Recording:
         """
         self.is_paid = True
         self.live_headers = live_headers
-        self.request_ids = self.request_ids or [self.claim.request_id]
 
     def begin(self, status: int, headers: dict[str, str]) -> None:
         self._head.set_result((status, self.headers | headers))

@@ -14,9 +14,9 @@ from server.api.logprobs import PromptLogprobs
 from server.api.openai import ChatRequest, CompletionRequest
 from server.api.padding import Padding
 from server.faults import Fault
-from server.inference.admission import Admitted
 from server.inference.generation import Generation, cost_nanousd
 from server.inference.output_stream import OutputStream
+from server.inference.ticket import Ticket
 from server.text.json_object import JsonObject
 from server.text.tokenizer import Detokenizer
 from server.text.vocabulary import ExtendedVocabulary
@@ -33,7 +33,7 @@ class Rendering:
 
     generation: Generation
     asked: Asked
-    admitted: Admitted
+    ticket: Ticket
     padding: Padding
 
     async def whole(self, outputs: OutputStream) -> tuple[dict[str, object], str | None]:
@@ -69,7 +69,7 @@ class Rendering:
             write(self.padding.last(answers.event(errors.error_body(error))))
 
     async def _follow(self, outputs: OutputStream, take: Take) -> None:
-        async with self.generation.unpaid_if_broken(self.admitted), aclosing(outputs):
+        async with self.generation.unpaid_if_broken(self.ticket), aclosing(outputs):
             outputs.follow(take)
             await outputs.end()
 
@@ -87,10 +87,10 @@ class Rendering:
 
     def _answer(self) -> Answer:
         answer = Answer(
-            self.admitted.message.request_id,
+            self.ticket.request_id,
             self.asked.model,
             isinstance(self.asked, ChatRequest),
-            self.admitted.base.model.base_revision,
+            self.ticket.base.model.base_revision,
             self.asked.served_tier,
         )
         spans.note(response_id=answer.id, response_model=answer.model)
@@ -98,17 +98,17 @@ class Rendering:
 
     def _choices(self) -> list[Choice]:
         """A Choice for each answer: n for the first prompt, then n for the next."""
-        tokenizer = self.admitted.text.tokenizer
+        tokenizer = self.ticket.text.tokenizer
         vocabulary = tokenizer.vocabulary
         if not self.asked.skip_special_tokens and (words := tokenizer.special_words):
             vocabulary = ExtendedVocabulary(vocabulary, words)
         is_chat = isinstance(self.asked, ChatRequest)
         shown = [
             _shown(self.asked, number, ids, vocabulary)
-            for number, ids in enumerate(self.admitted.message.prompts)
+            for number, ids in enumerate(self.ticket.message.prompts)
         ]
         of_answers = [prompt for prompt in shown for _ in range(self.asked.n)]
-        form, told = self.admitted.form, self.admitted.not_enforced
+        form, told = self.ticket.form, self.ticket.not_enforced
         shows = getattr(self.asked, "include_reasoning", True)
         marks = {token_id: mark.encode() for mark, token_id in form.token_ids.items()}
         return [
@@ -129,13 +129,13 @@ class Rendering:
 
     def _counts(self, output: RequestOutput, choices: Sequence[Choice]) -> JsonObject:
         """The engine's counts up to this output."""
-        has_reasoning = self.admitted.form.template.reasoning is not None
+        has_reasoning = self.ticket.form.template.reasoning is not None
         num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in choices)
         return answers.counts(output, num_reasoning_tokens if has_reasoning else None)
 
     def _usage(self, final: RequestOutput, choices: Sequence[Choice]) -> JsonObject:
         """The engine's counts and what they cost under the price that was held."""
-        cost, price = cost_nanousd(self.admitted, final), self.admitted.price
+        cost, price = cost_nanousd(self.ticket, final), self.ticket.price
         return answers.usage(final, self._counts(final, choices), cost, price.price_version)
 
 

@@ -1,4 +1,5 @@
-"""A request for a route: attempts at its models, one after another, until one is the answer.
+"""A request on its way to an answer: one attempt at the model that it names, or attempts at the
+models of a route, one after another, until one is the answer.
 
 Each attempt is admitted, held and generated as any request is. `server.inference.attempts` decides
 what comes after it. Nothing leaves for the client before it is decided which attempt answers.
@@ -18,7 +19,7 @@ from server.api.rendering import Asked
 from server.billing.failures import Failures
 from server.database.database import DatabaseError
 from server.faults import Fault
-from server.inference.admission import Admission, Admitted, Timeouts
+from server.inference.admission import Admission
 from server.inference.attempts import (
     Outcome,
     answer_of,
@@ -31,6 +32,7 @@ from server.inference.generation import Generation
 from server.inference.generation_request import GenerationRequest
 from server.inference.output_stream import OutputStream
 from server.inference.route import Route, RouteModel
+from server.inference.ticket import Ticket, Timeouts
 from server.limits.rules import RateLimited
 from server.pool.running import Parent
 from server.traces import spans
@@ -45,21 +47,21 @@ class Begun:
     """An answer under way.   asked: with the name of the model that answers."""
 
     asked: Asked
-    admitted: Admitted
+    ticket: Ticket
     outputs: OutputStream
 
 
 @dataclass(slots=True, kw_only=True)
 class Routed:
-    """The attempts of one request.
+    """One request and its attempts.
 
-    request_id: of the parent.   parents: this one is among them meanwhile.
-    timeout_s: time for all attempts together.   clock: returns seconds.
-    request_ids: of the attempts that were admitted.   admitted: the last attempt; None if it was
+    route: None where the request names a model.   parents: a request for a route is among them
+    meanwhile, by its own id.   timeout_s: time for all attempts together.   clock: returns seconds.
+    request_ids: of the attempts that were admitted.   ticket: the last attempt's; None if it was
     refused.
     """
 
-    route: Route
+    route: Route | None
     identity: Identity
     asked: Asked
     request_id: str
@@ -70,25 +72,32 @@ class Routed:
     timeout_s: float
     clock: Callable[[], float]
     request_ids: list[str] = field(default_factory=list)
-    admitted: Admitted | None = None
+    ticket: Ticket | None = None
     _tried: list[tuple[str, Outcome]] = field(default_factory=list)
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers that name the route, and say how each attempt ended."""
+        """Headers that name the route, and say how each attempt ended; none without a route."""
+        if self.route is None:
+            return {}
         attempts = ", ".join(f"{model};{outcome}" for model, outcome in self._tried)
         return {"x-chorale-route": self.route.name, "x-chorale-attempts": attempts}
 
     async def begin(self, wait: Wait[Any]) -> Begun | None:
-        """Try models until one answers; None if the client left.
+        """Begin an answer of the model, or try the route's until one answers; None if the client
+        left meanwhile.
 
         Raises the error of the last attempt if none gave an answer: Fault, RateLimited,
         RegistryError, DatabaseError.
         """
+        request = self.asked.for_model()
+        if self.route is None:
+            ticket = await self._admit(request, self.request_id, self.admission.timeouts)
+            return Begun(self.asked, ticket, self.generation.begin(ticket))
         spans.note(request_model=self.route.name)
         parent = self.parents[self.request_id] = Parent(self.identity.tenant_id)
         try:
-            return await self._begin(wait, parent)
+            return await self._try(self.route, request, wait, parent)
         finally:
             logs.note(attempts=len(self._tried))
             del self.parents[self.request_id]
@@ -98,15 +107,16 @@ class Routed:
         for request_id in self.request_ids:
             self.failures.note_answered(request_id)
 
-    async def _begin(self, wait: Wait[Any], parent: Parent) -> Begun | None:
-        request = self.asked.for_model()
-        models = self.route.models_for(request.request_key or self.request_id)
+    async def _try(
+        self, route: Route, request: GenerationRequest, wait: Wait[Any], parent: Parent
+    ) -> Begun | None:
+        models = route.models_for(request.request_key or self.request_id)
         ends_at = self.clock() + self.timeout_s
         given: Begun | None = None
         failure: Exception | None = None
         while goes_on(self._outcomes, len(models), may_begin=self._may_begin(parent, ends_at)):
             model, left_s = models[len(self._tried)], ends_at - self.clock()
-            self.admitted = None
+            self.ticket = None
             try:
                 begun = await self._attempt(request, model, left_s, wait)
             except (Fault, RateLimited, RegistryError, DatabaseError) as error:
@@ -126,7 +136,7 @@ class Routed:
         return [outcome for _, outcome in self._tried]
 
     def _may_begin(self, parent: Parent, ends_at: float) -> bool:
-        is_cancelled = self.admitted is not None and self.admitted.running.is_cancelled
+        is_cancelled = self.ticket is not None and self.ticket.running.is_cancelled
         return self.clock() < ends_at and not parent.is_cancelled and not is_cancelled
 
     @spans.traced("attempt", takes_notes=True)
@@ -134,35 +144,35 @@ class Routed:
         self, request: GenerationRequest, model: RouteModel, left_s: float, wait: Wait[Any]
     ) -> tuple[Begun, Outcome] | None:
         """Begin an answer of this model, or make all of it if it has to be judged."""
-        least = model.min_mean_logprob
-        admitted = await self._admit(_asking(request, model), model, left_s)
+        given, least = self.admission.timeouts, model.min_mean_logprob
+        first_token_s = min(given.first_token_s, model.first_token_timeout_s or left_s, left_s)
+        ticket = await self._admit(
+            _asking(request, model),
+            attempt_id(self.request_id, len(self._tried)),
+            Timeouts(first_token_s, left_s, given.hold_lifetime_s),
+        )
         asked = self.asked.model_copy(update={"model": model.model})
-        outputs = self.generation.begin(admitted)
+        outputs = self.generation.begin(ticket)
         if least is None:
             first = await wait(outputs.first())
-            return first and (Begun(asked, admitted, outputs), Outcome.ANSWERED)
+            return first and (Begun(asked, ticket, outputs), Outcome.ANSWERED)
         made = await wait(_all_of(outputs))
         if made is None:
             return None
         is_weak = least_mean_logprob(made) < least
         if request.sampling.logprobs is None:
             made = [output._replace(logprobs=None) for output in made]
-        begun = Begun(asked, admitted, OutputStream(lambda take: _again(made, take)))
+        begun = Begun(asked, ticket, OutputStream(lambda take: _again(made, take)))
         return begun, Outcome.WEAK if is_weak else Outcome.ANSWERED
 
     async def _admit(
-        self, request: GenerationRequest, model: RouteModel, left_s: float
-    ) -> Admitted:
-        """Admit an attempt, within the time that is left to all of them."""
-        given = self.admission.timeouts
-        first_token_s = min(given.first_token_s, model.first_token_timeout_s or left_s, left_s)
-        timeouts = Timeouts(first_token_s, left_s, given.hold_lifetime_s)
-        request_id = attempt_id(self.request_id, len(self._tried))
-        admission = replace(self.admission, timeouts=timeouts)
-        self.admitted = await admission.admit(self.identity, request, request_id)
+        self, request: GenerationRequest, request_id: str, timeouts: Timeouts
+    ) -> Ticket:
+        """Admit an attempt within its time."""
+        self.ticket = await self.admission.admit(self.identity, request, request_id, timeouts)
         self.failures.expect(request_id)
         self.request_ids.append(request_id)
-        return self.admitted
+        return self.ticket
 
 
 async def _all_of(outputs: OutputStream) -> list[RequestOutput]:

@@ -6,10 +6,9 @@ client, and a repeat gets its answer.
 
 import functools
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,7 +30,6 @@ from server.billing.failures import Failures
 from server.inference.admission import Admission, count_request
 from server.inference.generation import Generation
 from server.inference.idempotency import Claim, IdempotencyKeys, StoredAnswer
-from server.inference.route import Route
 from server.inference.routes import Routes
 from server.limits.rules import Grant
 
@@ -78,29 +76,20 @@ class Serving:
                 return await self._replay(identity, stored)
             make = functools.partial(self._record, identity, asked)
             return await self._read(request, self.recorder.start(claim, make))
-        request_id = request.state.request_id
-        if route := await self._route(identity, asked):
-            routed = self._routed(route, identity, asked, request_id)
-            return await self._answer_routed(request, routed)
-        admitted = await self.admission.admit(identity, asked.for_model(), request_id)
-        self.failures.expect(request_id)
+        routed = await self._routed(identity, asked, request.state.request_id)
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(routed.end)
+            # An error tells of the attempts as well.
+            with _errors_with(lambda: routed.headers):
+                begun = await routed.begin(functools.partial(unless_gone, request.receive))
+                response = Response(status_code=_CLIENT_CLOSED)
+                if begun is not None:
+                    response = await self._respond(request, begun, routed.headers)
+            return Ended(response, undo.pop_all().aclose)
 
-        async def end() -> None:
-            self.failures.note_answered(request_id)
-
-        try:
-            begun = Begun(asked, admitted, self.generation.begin(admitted))
-            response = await self._respond(request, begun)
-        except BaseException:
-            await end()
-            raise
-        return Ended(response, end)
-
-    async def _respond(
-        self, request: Request, begun: Begun, headers: Mapping[str, str] = MappingProxyType({})
-    ) -> Response:
+    async def _respond(self, request: Request, begun: Begun, headers: dict[str, str]) -> Response:
         rendering, outputs = self._rendering(begun), begun.outputs
-        headers = {**headers, **self._limit_headers(begun.admitted.grant)}
+        headers = headers | self._limit_headers(begun.ticket.grant)
         if not begun.asked.stream:
             answered = await unless_gone(request.receive, rendering.whole(outputs))
             if answered is None:
@@ -116,15 +105,11 @@ class Serving:
         stream = LiveStream(functools.partial(rendering.stream, outputs), headers)
         return Ended(stream, outputs.aclose, self.request_timeout_s + READING_S)
 
-    # ---- for a route ----
-
-    async def _route(self, identity: Identity, asked: Asked) -> Route | None:
-        """The route that the request names; a base model's name is no route's."""
-        if self.admission.bases.named(asked.model):
-            return None
-        return await self.routes.find(identity.tenant_id, asked.model)
-
-    def _routed(self, route: Route, identity: Identity, asked: Asked, request_id: str) -> Routed:
+    async def _routed(self, identity: Identity, asked: Asked, request_id: str) -> Routed:
+        """The request, on its way to what its model's name means; a base model's is no route's."""
+        route = None
+        if not self.admission.bases.named(asked.model):
+            route = await self.routes.find(identity.tenant_id, asked.model)
         return Routed(
             route=route,
             identity=identity,
@@ -138,32 +123,25 @@ class Serving:
             clock=self.clock,
         )
 
-    async def _answer_routed(self, request: Request, routed: Routed) -> Response:
-        """Answer with the attempt that is the answer; an error tells of the attempts as well."""
-        try:
-            with _errors_with(lambda: routed.headers):
-                begun = await routed.begin(functools.partial(unless_gone, request.receive))
-                response = Response(status_code=_CLIENT_CLOSED)
-                if begun is not None:
-                    response = await self._respond(request, begun, routed.headers)
-        except BaseException:
-            await routed.end()
-            raise
-        return Ended(response, routed.end)
-
     # ---- with an Idempotency-Key ----
 
     async def _record(self, identity: Identity, asked: Asked, recording: Recording) -> None:
-        """Run the request from its admission to its end, with or without a client."""
-        request_id = recording.claim.request_id
-        if route := await self._route(identity, asked):
-            routed = self._routed(route, identity, asked, request_id)
-            begun = await self._record_attempts(routed, recording)
-        else:
-            admitted = await self.admission.admit(identity, asked.for_model(), request_id)
-            self.failures.expect(request_id)
-            recording.hold(self._limit_headers(admitted.grant))
-            begun = Begun(asked, admitted, self.generation.begin(admitted))
+        """Run the request from its admission to its end, with or without a client.
+
+        Only the attempt that ends it counts as its payment: where that one was refused, a repeat
+        runs again.
+        """
+        routed = await self._routed(identity, asked, recording.claim.request_id)
+        recording.request_ids = routed.request_ids
+        try:
+            begun = await routed.begin(_wait)
+        finally:
+            recording.headers = routed.headers
+            if routed.ticket:
+                recording.hold(self._limit_headers(routed.ticket.grant))
+        assert begun
+        recording.request_id = begun.ticket.request_id
+        recording.hold(self._limit_headers(begun.ticket.grant))
         rendering = self._rendering(begun)
         if not asked.stream:
             body, digest = await rendering.whole(begun.outputs)
@@ -178,24 +156,6 @@ class Serving:
                     await recording.finish(event)
                 else:
                     await recording.put(event)
-
-    async def _record_attempts(self, routed: Routed, recording: Recording) -> Begun:
-        """Begin the answer of a route.
-
-        Only the attempt that ends the request counts as its payment: where that one was refused, a
-        repeat runs again.
-        """
-        recording.request_ids = routed.request_ids
-        try:
-            begun = await routed.begin(_wait)
-        finally:
-            recording.headers = routed.headers
-            if routed.admitted:
-                recording.hold(self._limit_headers(routed.admitted.grant))
-        assert begun
-        recording.request_id = begun.admitted.message.request_id
-        recording.hold(self._limit_headers(begun.admitted.grant))
-        return begun
 
     async def _read(self, request: Request, recording: Recording) -> Response:
         """Send the answer while it is made; a client that hangs up may ask for it again."""
@@ -218,7 +178,7 @@ class Serving:
     def _rendering(self, begun: Begun) -> Rendering:
         asked_bytes = ASKED_BYTES if begun.asked.options.include_obfuscation else 0
         padding = Padding(self.pad_events_to or asked_bytes)
-        return Rendering(self.generation, begun.asked, begun.admitted, padding)
+        return Rendering(self.generation, begun.asked, begun.ticket, padding)
 
     def _limit_headers(self, grant: Grant) -> dict[str, str]:
         return limit_headers(grant.standings, is_degraded=self.admission.limiter.is_degraded)
@@ -249,6 +209,6 @@ def _own_headers(rendering: Rendering, digest: str | None) -> dict[str, str]:
     what the request demands and nothing enforces, as far as a header may have them.
     """
     headers = {"x-chorale-adapter-digest": digest or ""}
-    if not_enforced := ", ".join(rendering.admitted.not_enforced):
+    if not_enforced := ", ".join(rendering.ticket.not_enforced):
         headers["x-chorale-not-enforced"] = not_enforced[:_MOST_HEADER_CHARACTERS]
     return headers

@@ -2,8 +2,8 @@
 
     resolve -> load -> tokenize -> wake -> route -> limits -> prefetch -> budget and hold
 
-A base model that sleeps is woken for nobody whom limits, budget or length would refuse: they are
-checked before, and charged after.
+Each step takes the request's ticket and adds to it. A base model that sleeps is woken for nobody
+whom limits, budget or length would refuse: they are checked before, and charged after.
 
 Any step up to the hold may fail, and then nothing stays charged; but a long prompt is work, and so
 is a shape of answers that has to be compiled. Then the request and its seat are charged before, and
@@ -11,21 +11,18 @@ stay charged if the tokens or the shape are refused.
 What follows is in `server.inference.generation`.
 """
 
-import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
 from engine.errors import EngineDeadError
-from engine.messages import AddRequest
 from registry.catalog import Catalog
-from registry.ref import AdapterRef
 from server import logs
 from server.accounts.auth import Identity
-from server.adapters.names import NamedAdapter, resolve_adapter
+from server.adapters.names import resolve_adapter
 from server.billing.budgets import BudgetExhausted, cover, note_refusal
 from server.billing.holds import Hold, open_hold
 from server.billing.price_tags import PriceTags
@@ -33,80 +30,36 @@ from server.billing.prices import Price, price_for
 from server.billing.rating import amount_nanousd
 from server.database.clock import now_ms
 from server.database.database import Database, LedgerUnavailable
-from server.faults import Fault, Limited, Overloaded, QuotaExceeded, Unavailable
+from server.faults import Limited, Overloaded, QuotaExceeded, Unavailable
 from server.inference import errors, prompts
 from server.inference.bases import Bases
 from server.inference.drain import Drain
 from server.inference.encoders import LARGE_BYTES, Encoders
-from server.inference.generation_request import Chat, GenerationRequest
+from server.inference.generation_request import GenerationRequest
 from server.inference.limit_refusals import RefusingLimit
-from server.inference.sampling import sampling_of
 from server.inference.served_base import ServedBase
-from server.inference.texts import Text
+from server.inference.ticket import (
+    Ticket,
+    Timeouts,
+    form_of,
+    hold_of,
+    message_of,
+    running_of,
+    tokens_of,
+)
 from server.limits.adapter_limits import get_adapter_limits
 from server.limits.learned import LearnedTokens
 from server.limits.memory import MemoryLimiter
 from server.limits.rules import SEAT_SLACK_S, Grant, Limit
-from server.pool.engines import Engine
 from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
-from server.pool.running import RunningRequest
 from server.shapes.compiled import CompiledGrammars, Grammar
-from server.tools.dialect import Dialect
 from server.tools.grammar import AnswerForm
-from server.tools.response_template import PLAIN
 from server.traces import spans
 
 _GRAMMAR_COST = 10
 """Bytes of prompts that are tokenized in the time of one byte of a schema, if it compiles slowly:
 a thousand optional e-mail addresses take 3 us a byte, and a prompt takes 0.3 us a byte.
 """
-_REFUSING: dict[type[Fault], RefusingLimit] = {
-    QuotaExceeded: "budget",
-    Limited: "queue_share",
-    Overloaded: "queue",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds until a request's first token, until its end, and until its hold expires."""
-
-    first_token_s: float
-    request_s: float
-    hold_lifetime_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A request with a durable hold.   not_enforced: paths of its demands that nothing enforces."""
-
-    base: ServedBase
-    request: GenerationRequest
-    message: AddRequest
-    text: Text
-    form: AnswerForm
-    price: Price
-    grant: Grant
-    running: RunningRequest
-    arrived_at: float
-    not_enforced: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Resolved:
-    """A resolved model name.
-
-    base: the base model, or the adapter's.   named: None for the base.   limits: all that apply.
-    """
-
-    base: ServedBase
-    named: NamedAdapter | None
-    price: Price
-    limits: tuple[Limit, ...]
-
-    @property
-    def adapter(self) -> AdapterRef | None:
-        return self.named.ref if self.named else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,184 +83,129 @@ class Admission:
 
     @spans.traced("admission")
     async def admit(
-        self, identity: Identity, request: GenerationRequest, request_id: str
-    ) -> Admitted:
-        """Take every step up to the durable hold. Raises Fault, RateLimited and registry errors."""
-        try:
-            return await self._admit(identity, request, request_id)
-        except (QuotaExceeded, Limited, Overloaded) as refused:
-            is_held = isinstance(refused, Limited) and refused.scope == "budget"
-            self.count_refusal("budget" if is_held else _REFUSING[type(refused)])
-            raise
+        self,
+        identity: Identity,
+        request: GenerationRequest,
+        request_id: str,
+        timeouts: Timeouts | None = None,
+    ) -> Ticket:
+        """Take every step up to the durable hold. Raises Fault, RateLimited and registry errors.
 
-    async def _admit(
-        self, identity: Identity, request: GenerationRequest, request_id: str
-    ) -> Admitted:
-        arrived_at = time.monotonic()
-        self.drain.check()
-        resolved = await self._resolve(identity, request, request_id)
-        base = resolved.base
-        _tell(request, request_id, resolved)
-        with _visit(base):
-            if not base.keeper.is_resting:
-                _check_ready(base)
-            base.load.check(identity, request.priority, request.num_answers)
-            if base.find_text(resolved.named) is None:
-                await self.limiter.check(resolved.limits, tokens=1)
-            text = await base.text_of(resolved.named, self.encoders, identity.tenant_id)
-            begun, message, form, not_enforced = await self._prepare(
-                identity, request, resolved, text, request_id
-            )
-            try:
-                if base.keeper.is_resting:
-                    await self._check_payable(identity, request, message, resolved, begun)
-                await _wake(base, identity.tenant_id)
-                # An engine that has just started may say another length than was known before.
-                prompts.max_tokens(request, max(map(len, message.prompts)), base.longest)
-                engine = _route(base, message)
-            except BaseException:
-                self._release(begun, None)
-                raise
-            running = _running(base, request.model, message, engine)
-            base.load.add(running)
+        timeouts: other ones than those of all requests.
+        """
+        ticket = Ticket(identity, request, request_id, timeouts or self.timeouts)
         try:
-            message, grant = await self._pay(identity, request, message, resolved, engine, begun)
-        except BaseException:
-            base.load.remove(running)
+            await self._admit(ticket)
+        except PoolClosed:
+            raise errors.model_drained(ticket.base.model_id) from None
+        except EngineDeadError:
+            raise errors.engine_unavailable() from None
+        except (QuotaExceeded, Limited, Overloaded) as refused:
+            self.count_refusal(_refusing(refused))
             raise
+        return ticket
+
+    async def _admit(self, ticket: Ticket) -> None:
+        self.drain.check()
+        await self._resolve(ticket)
+        _tell(ticket)
+        base, request = ticket.base, ticket.request
+        with ExitStack() as undo:
+            undo.push(lambda _type, error, _traceback: self._give_back(ticket, error))
+            with base.keeper.visit():
+                if not base.keeper.is_resting:
+                    _check_ready(base)
+                base.load.check(ticket.identity, request.priority, request.num_answers)
+                await self._find_text(ticket)
+                await self._encode(ticket)
+                if base.keeper.is_resting:
+                    await self._check_payable(ticket)
+                await _wake(ticket)
+                # An engine that has just started may say another length than was known before.
+                prompts.max_tokens(request, max(map(len, ticket.message.prompts)), base.longest)
+                ticket.running = running_of(ticket, base.engines.route(ticket.message))
+                base.load.add(ticket.running)
+                undo.callback(base.load.remove, ticket.running)
+            await self._charge_rest(ticket)
+            await _prefetch(ticket)
+            engine_id = base.engines.engine_id(ticket.running.engine)
+            lease = await self._write_hold(ticket, engine_id)
+            if lease != ticket.message.token_lease:
+                ticket.message = replace(ticket.message, token_lease=lease)
+            undo.pop_all()
         base.keeper.note_admitted()
-        price = resolved.price
-        return Admitted(
-            base, request, message, text, form, price, grant, running, arrived_at, not_enforced
-        )
+
+    def _give_back(self, ticket: Ticket, error: BaseException | None) -> None:
+        """Give back what a request that is not admitted was charged; of one for which work was
+        done, its seat.
+        """
+        is_worked = ticket.is_at_work and not isinstance(error, Overloaded | Unavailable)
+        self.limiter.release(ticket.grant, 0 if is_worked else None)
 
     # ---- the steps, in order ----
 
     @spans.traced("names")
-    async def _resolve(
-        self, identity: Identity, request: GenerationRequest, request_id: str
-    ) -> _Resolved:
-        if base := self.bases.named(request.model):
-            price = await self.price_tags.of(identity.tenant_id, base.model_id)
-            return _Resolved(base, None, price, identity.limits_on(base.model_id))
-        request_key = request.request_key or request_id
+    async def _resolve(self, ticket: Ticket) -> None:
+        """Find the base model, the adapter, the price and the limits of the model that is named."""
+        identity, name = ticket.identity, ticket.request.model
+        if base := self.bases.named(name):
+            ticket.base, ticket.limits = base, identity.limits_on(base.model_id)
+            ticket.price = await self.price_tags.of(identity.tenant_id, base.model_id)
+            return
+        request_key = ticket.request.request_key or ticket.request_id
 
-        def read(conn: Connection) -> _Resolved:
-            named = resolve_adapter(
-                conn, self.catalog, identity, request.model, request_key=request_key
-            )
+        def read(conn: Connection) -> None:
+            named = resolve_adapter(conn, self.catalog, identity, name, request_key=request_key)
             # The directory knows the base models that are served, but one may just have gone.
             if (base := self.bases.serving(named.base)) is None:
                 raise errors.engine_unavailable()
-            adapter_id, tenant_id = named.ref.adapter_id, identity.tenant_id
-            price = price_for(
-                conn, now_ms(), tenant_id=tenant_id, adapter_id=adapter_id, base_model=base.model_id
+            adapter_id, model_id, now = named.ref.adapter_id, base.model_id, now_ms()
+            ticket.base, ticket.named = base, named
+            ticket.price = price_for(
+                conn, now, tenant_id=ticket.tenant_id, adapter_id=adapter_id, base_model=model_id
             )
-            of_base = identity.limits_on(base.model_id)
             of_adapter = get_adapter_limits(conn, adapter_id).limits("adapter", adapter_id)
-            return _Resolved(base, named, price, (*of_base, *of_adapter))
+            ticket.limits = (*identity.limits_on(model_id), *of_adapter)
 
-        return await self.database.read(read)
+        await self.database.read(read)
+
+    async def _find_text(self, ticket: Ticket) -> None:
+        """Find the tokenizer and the template; where they have to be made first, limits come first.
+
+        Raises RateLimited, Overloaded, Unavailable.
+        """
+        if ticket.base.find_text(ticket.named) is None:
+            await self.limiter.check(ticket.limits, tokens=1)
+        ticket.text = await ticket.base.text_of(ticket.named, self.encoders, ticket.tenant_id)
 
     @spans.traced("tokenize")
-    async def _prepare(
-        self,
-        identity: Identity,
-        request: GenerationRequest,
-        resolved: _Resolved,
-        text: Text,
-        request_id: str,
-    ) -> tuple[Grant | None, AddRequest, AnswerForm, tuple[str, ...]]:
-        """Tokenize the prompts and compile the answers' form; what has been charged, the message to
-        the engine, the form, and the paths of what is not enforced of it. If either is refused, the
-        work that it took stays charged.
-        """
-        begun = await self._charge_work(identity, request, text, resolved, request_id)
-        try:
-            encoded = await prompts.tokenize(
-                resolved.base, text, self.encoders, identity.tenant_id, request
-            )
-            form = form_of(request, text.dialect, is_reasoning=encoded.is_reasoning)
-            message = self._message(identity, request, encoded, text, resolved, request_id)
-            grammar = await self._grammar(identity.tenant_id, form) if form.demands else Grammar("")
-        except (Overloaded, Unavailable):
-            self._release(begun, None)
-            raise
-        except BaseException:
-            self._release(begun, 0)
-            raise
-        return begun, replace(message, grammar=grammar.text), form, grammar.not_enforced
+    async def _encode(self, ticket: Ticket) -> None:
+        """Tokenize the prompts and compile the answers' form: make the message to the engine."""
+        request, text, tenant_id = ticket.request, ticket.text, ticket.tenant_id
+        await self._charge_work(ticket)
+        ticket.is_at_work = True
+        encoded = await prompts.tokenize(ticket.base, text, self.encoders, tenant_id, request)
+        form = ticket.form = form_of(request, text.dialect, is_reasoning=encoded.is_reasoning)
+        ticket.message = message_of(ticket, encoded)
+        if form.demands:
+            grammar = await self._grammar(tenant_id, form)
+            ticket.message = replace(ticket.message, grammar=grammar.text)
+            ticket.not_enforced = grammar.not_enforced
+        ticket.is_at_work = False
 
-    async def _charge_work(
-        self,
-        identity: Identity,
-        request: GenerationRequest,
-        text: Text,
-        resolved: _Resolved,
-        request_id: str,
-    ) -> Grant | None:
+    async def _charge_work(self, ticket: Ticket) -> None:
         """Charge a request and its seat before long prompts are tokenized or a shape is compiled.
 
-        Its tokens, which are not known yet, are charged in `_pay`. Raises RateLimited.
+        Its tokens, which are not known yet, are charged later. Raises RateLimited.
         """
-        dialect = text.dialect
-        states = (False, True) if dialect.template.reasoning else (False,)
-        forms = [form_of(request, dialect, is_reasoning=state) for state in states]
-        tenant_id = identity.tenant_id
+        request, text, tenant_id = ticket.request, ticket.text, ticket.tenant_id
+        states = (False, True) if text.dialect.template.reasoning else (False,)
+        forms = [form_of(request, text.dialect, is_reasoning=state) for state in states]
         is_known = not forms[0].demands or any(self.grammars.get(tenant_id, it) for it in forms)
         if is_known and not prompts.is_long(text, request):
-            return None
-        least_tokens = prompts.least_tokens(text, request)
-        await self.limiter.check(resolved.limits, tokens=least_tokens)
-        countable = [limit for limit in resolved.limits if limit.metric != "tokens"]
-        return await self._acquire(request_id, countable, 0)
-
-    def _message(
-        self,
-        identity: Identity,
-        request: GenerationRequest,
-        encoded: prompts.Prompts,
-        text: Text,
-        resolved: _Resolved,
-        request_id: str,
-    ) -> AddRequest:
-        """The message to the engine, without its grammar. Raises Invalid."""
-        first, *others = encoded.token_ids
-        longest = max(map(len, (first, *others)))
-        max_tokens = prompts.max_tokens(request, longest, resolved.base.longest)
-        return AddRequest(
-            request_id=request_id,
-            tenant_id=identity.tenant_id,
-            prompt_token_ids=tuple(first),
-            more_prompts=tuple(map(tuple, others)),
-            sampling_params=sampling_of(request, text, encoded, max_tokens),
-            token_lease=request.num_answers * max_tokens,
-            deadline_s=self.timeouts.request_s,
-            first_token_timeout_s=self.timeouts.first_token_s,
-            adapter=resolved.adapter,
-            cache_salt=identity.cache_salt,
-            weight=identity.weight,
-            priority=request.priority,
-            predicted_token_ids=tuple(encoded.predicted_token_ids[:max_tokens]),
-            drafts=request.drafts,
-            shares_drafts=request.shares_drafts,
-        )
-
-    async def _check_payable(
-        self,
-        identity: Identity,
-        request: GenerationRequest,
-        message: AddRequest,
-        resolved: _Resolved,
-        begun: Grant | None,
-    ) -> None:
-        """Raise what `_pay` would raise now because of limits or budgets, and charge nothing."""
-        limits = _token_limits(resolved.limits) if begun else resolved.limits
-        tokens = message.num_prompt_tokens + self._expected_tokens(request, message)
-        await self.limiter.check(limits, tokens=tokens)
-        if identity.has_hard_budget:
-            hold = self._hold(identity, request.model, message, resolved, "")
-            await self._write_hold(identity, hold, resolved.price, message, is_check=True)
+            return
+        await self.limiter.check(ticket.limits, tokens=prompts.least_tokens(text, request))
+        await self._charge(ticket, [it for it in ticket.limits if it.metric != "tokens"], 0)
 
     async def _grammar(self, tenant_id: str, form: AnswerForm) -> Grammar:
         """The grammar, compiled on a thread unless it is known. Raises Invalid, Overloaded.
@@ -320,125 +218,50 @@ class Admission:
             self.grammars.keep(tenant_id, form, grammar)
         return grammar
 
-    async def _pay(
-        self,
-        identity: Identity,
-        request: GenerationRequest,
-        message: AddRequest,
-        resolved: _Resolved,
-        engine: Engine,
-        begun: Grant | None,
-    ) -> tuple[AddRequest, Grant]:
-        """Charge every limit, then the budget and the hold in one transaction; or charge nothing.
-
-        begun: what `_charge_work` has charged.
-        """
-        tokens = message.num_prompt_tokens + self._expected_tokens(request, message)
-        grant = await self._charge(message.request_id, resolved.limits, tokens, begun)
-        try:
-            if message.adapter:
-                await engine.prefetch(identity.tenant_id, message.adapter)
-            hold = self._hold(identity, request.model, message, resolved, engine.engine_id)
-            lease = await self._write_hold(identity, hold, resolved.price, message)
-        except BaseException:
-            self.limiter.release(grant, None)
-            raise
-        if lease != message.token_lease:
-            message = replace(message, token_lease=lease)
-        return message, grant
+    async def _check_payable(self, ticket: Ticket) -> None:
+        """Raise what the charges and the hold would raise now, and charge nothing."""
+        tokens = tokens_of(ticket, self.learned_tokens.expect)
+        await self.limiter.check(ticket.uncharged, tokens=tokens)
+        if ticket.identity.has_hard_budget:
+            await self._write_hold(ticket, None)
 
     @spans.traced("limits")
-    async def _charge(
-        self, request_id: str, limits: Sequence[Limit], tokens: int, begun: Grant | None
-    ) -> Grant:
+    async def _charge_rest(self, ticket: Ticket) -> None:
         """Charge the limits that have not been charged yet. Raises RateLimited; then none is."""
-        if begun is None:
-            return await self._acquire(request_id, limits, tokens)
-        try:
-            return begun.joined(await self._acquire(request_id, _token_limits(limits), tokens))
-        except BaseException:
-            self._release(begun, None)
-            raise
+        tokens = tokens_of(ticket, self.learned_tokens.expect)
+        await self._charge(ticket, ticket.uncharged, tokens)
 
-    async def _acquire(self, request_id: str, limits: Sequence[Limit], tokens: int) -> Grant:
-        lifetime_ms = int((self.timeouts.request_s + SEAT_SLACK_S) * 1000)
-        return await self.limiter.acquire(
-            request_id, limits, tokens=tokens, lifetime_ms=lifetime_ms
+    async def _charge(self, ticket: Ticket, limits: Sequence[Limit], tokens: int) -> None:
+        lifetime_ms = int((ticket.timeouts.request_s + SEAT_SLACK_S) * 1000)
+        grant = await self.limiter.acquire(
+            ticket.request_id, limits, tokens=tokens, lifetime_ms=lifetime_ms
         )
-
-    def _release(self, begun: Grant | None, used_tokens: int | None) -> None:
-        """Give the seat of work back.   used_tokens: None to give the request back as well."""
-        if begun is not None:
-            self.limiter.release(begun, used_tokens)
-
-    def _expected_tokens(self, request: GenerationRequest, message: AddRequest) -> int:
-        """Completion tokens to reserve: as asked for, or as learned from this tenant's answers."""
-        if request.max_tokens is not None:
-            return message.token_lease
-        learned = self.learned_tokens.expect(message.tenant_id)
-        return min(message.token_lease, message.num_answers * learned)
-
-    def _hold(
-        self,
-        identity: Identity,
-        model: str,
-        message: AddRequest,
-        resolved: _Resolved,
-        engine_id: str,
-    ) -> Hold:
-        """The hold for the most that the request may cost."""
-        now, adapter, price = now_ms(), message.adapter, resolved.price
-        num_prompt_tokens, lease = message.num_prompt_tokens, message.token_lease
-        return Hold(
-            request_id=message.request_id,
-            tenant_id=identity.tenant_id,
-            key_id=identity.key_id,
-            model=model,
-            base_model=resolved.base.model_id,
-            price_version=price.price_version,
-            amount_nanousd=amount_nanousd(num_prompt_tokens, 0, lease, price),
-            num_prompt_tokens=num_prompt_tokens,
-            token_lease=lease,
-            engine_id=engine_id,
-            created_at_ms=now,
-            expires_at_ms=now + int(self.timeouts.hold_lifetime_s * 1000),
-            adapter_id=adapter.adapter_id if adapter else None,
-            adapter_version=adapter.version if adapter else None,
-            adapter_digest=adapter.digest if adapter else None,
-            traceparent=spans.traceparent(),
-        )
+        ticket.grant = ticket.grant.joined(grant)
 
     @spans.traced("hold")
-    async def _write_hold(
-        self,
-        identity: Identity,
-        hold: Hold,
-        price: Price,
-        message: AddRequest,
-        *,
-        is_check: bool = False,
-    ) -> int:
+    async def _write_hold(self, ticket: Ticket, engine_id: str | None) -> int:
         """Write the durable hold before the engine hears of the request; its lease in tokens.
 
-        is_check: look whether the budget covers it, and write nothing. Raises QuotaExceeded,
-        Limited, Unavailable.
+        engine_id: None to look whether the budget covers it, and to write nothing. Raises
+        QuotaExceeded, Limited, Unavailable.
         """
+        hold, num_answers = hold_of(ticket, engine_id or ""), ticket.message.num_answers
 
         def write(conn: Connection) -> int | BudgetExhausted:
             covered = hold
-            if identity.has_hard_budget:
+            if ticket.identity.has_hard_budget:
                 try:
-                    covered = _covered(conn, hold, price, message.num_answers)
+                    covered = _covered(conn, hold, ticket.price, num_answers)
                 except BudgetExhausted as refused:
                     # Returned: raised, it would make its whole group run again, and undo the note.
-                    note_refusal(conn, identity.tenant_id, refused)
+                    note_refusal(conn, hold.tenant_id, refused)
                     return refused
-            if not is_check:
+            if engine_id is not None:
                 open_hold(conn, covered)
             return covered.token_lease
 
         try:
-            lease = await self.database.write(write, order=identity.tenant_id)
+            lease = await self.database.write(write, order=hold.tenant_id)
         except LedgerUnavailable:
             raise errors.metering_unavailable() from None
         if isinstance(lease, BudgetExhausted):
@@ -446,11 +269,11 @@ class Admission:
         return lease
 
 
-def _tell(request: GenerationRequest, request_id: str, resolved: _Resolved) -> None:
+def _tell(ticket: Ticket) -> None:
     """Tell the log and the trace which model it is, now that its name is known to be one."""
-    base, adapter = resolved.base.model_id, resolved.adapter
+    base, adapter = ticket.base.model_id, ticket.adapter
     logs.note(model=base, adapter=adapter.adapter_id if adapter else None)
-    spans.note(request_model=request.model, base_model=base, receipt_id=request_id)
+    spans.note(request_model=ticket.request.model, base_model=base, receipt_id=ticket.request_id)
     if adapter:
         spans.note(
             adapter_id=adapter.adapter_id,
@@ -459,21 +282,12 @@ def _tell(request: GenerationRequest, request_id: str, resolved: _Resolved) -> N
         )
 
 
-@contextmanager
-def _visit(base: ServedBase) -> Iterator[None]:
-    """Keep the base model's engines while a request is decided on. Raises Unavailable."""
-    try:
-        with base.keeper.visit():
-            yield
-    except PoolClosed:
-        raise errors.model_drained(base.model_id) from None
-
-
 @spans.traced("wake")
-async def _wake(base: ServedBase, tenant_id: str) -> None:
+async def _wake(ticket: Ticket) -> None:
     """Wait for a base model that sleeps. Raises Unavailable and Overloaded, with a Retry-After."""
+    base = ticket.base
     try:
-        await base.keeper.wake(tenant_id)
+        await base.keeper.wake(ticket.tenant_id)
     except StillAsleep as error:
         raise errors.model_waking(base.model_id, error.retry_after_s) from None
     except TooManyWait:
@@ -486,39 +300,10 @@ def _check_ready(base: ServedBase) -> None:
         raise errors.engine_unavailable()
 
 
-def _token_limits(limits: Sequence[Limit]) -> list[Limit]:
-    return [limit for limit in limits if limit.metric == "tokens"]
-
-
-def _route(base: ServedBase, message: AddRequest) -> Engine:
-    """The engine that is to take the request."""
-    try:
-        return base.engines.route(message)
-    except EngineDeadError:
-        raise errors.engine_unavailable() from None
-
-
-def _running(base: ServedBase, name: str, message: AddRequest, engine: Engine) -> RunningRequest:
-    adapter = message.adapter
-    where = engine.residency.get(adapter.object_key) if adapter else None
-    return RunningRequest(
-        request_id=message.request_id,
-        tenant_id=message.tenant_id,
-        num_answers=message.num_answers,
-        wanted_tokens=message.token_lease,
-        is_cold=adapter is not None and (where is None or where.tier != "device"),
-        engine=engine.name,
-        adapter=name if adapter else None,
-    )
-
-
-def form_of(request: GenerationRequest, dialect: Dialect, *, is_reasoning: bool) -> AnswerForm:
-    """The form that the request's answers must have."""
-    if not isinstance(request.prompts, Chat):
-        return AnswerForm(PLAIN, None, request.shape, {})
-    return AnswerForm(
-        dialect.template, request.tool_use, request.shape, dialect.token_ids, is_reasoning
-    )
+async def _prefetch(ticket: Ticket) -> None:
+    if ticket.adapter:
+        engines, engine = ticket.base.engines, ticket.running.engine
+        await engines.prefetch(ticket.tenant_id, ticket.adapter, engine)
 
 
 def _covered(conn: Connection, hold: Hold, price: Price, num_answers: int) -> Hold:
@@ -534,6 +319,14 @@ def _covered(conn: Connection, hold: Hold, price: Price, num_answers: int) -> Ho
     )
     amount = amount_nanousd(hold.num_prompt_tokens, 0, lease, price)
     return replace(hold, token_lease=lease, amount_nanousd=amount)
+
+
+def _refusing(refused: QuotaExceeded | Limited | Overloaded) -> RefusingLimit:
+    """The kind of the limit that refused a request."""
+    if isinstance(refused, Overloaded):
+        return "queue"
+    is_share = isinstance(refused, Limited) and refused.scope != "budget"
+    return "queue_share" if is_share else "budget"
 
 
 async def count_request(limiter: MemoryLimiter, identity: Identity) -> Grant:

@@ -23,10 +23,10 @@ from server.database.clock import now_ms
 from server.database.database import Database
 from server.faults import Fault
 from server.inference import errors, outcomes
-from server.inference.admission import Admitted
 from server.inference.output_stream import OutputStream
 from server.inference.progress import Progress
 from server.inference.request_metrics import RequestMetrics
+from server.inference.ticket import Ticket
 from server.limits.learned import LearnedTokens
 from server.limits.memory import MemoryLimiter
 from server.pool.suspects import Suspected
@@ -53,21 +53,20 @@ class Generation:
     metrics: RequestMetrics
     count_move: Callable[[], None]
 
-    def begin(self, admitted: Admitted) -> OutputStream:
+    def begin(self, ticket: Ticket) -> OutputStream:
         """Begin to run an admitted request; its outputs end with a Fault if it fails."""
-        return OutputStream(lambda take: self._run(admitted, take))
+        return OutputStream(lambda take: self._run(ticket, take))
 
     @spans.traced("engine")
-    async def _run(self, admitted: Admitted, take: Take) -> None:
+    async def _run(self, ticket: Ticket, take: Take) -> None:
         """Run a request to its end. Cancelling this aborts it. Raises Fault, what `take` raises."""
-        message = admitted.message
-        gaps = self.metrics.histogram("inter_token_latency", admitted.base.model_id)
-        progress = Progress(admitted, take, self._note_first_token, gaps.observe)
+        message = ticket.message
+        progress = Progress(ticket, take, self.metrics)
         is_accepted = True
         try:
-            async with self.unpaid_if_broken(admitted):
-                await self._at_engines(admitted, progress.note)
-            self._learn(admitted, progress.last)
+            async with self.unpaid_if_broken(ticket):
+                await self._at_engines(ticket, progress.note)
+            self._learn(ticket, progress.last)
         except (RequestRefused, Suspected, EngineAwayError) as refused:
             is_accepted = False
             await self._void(message.request_id)
@@ -78,13 +77,13 @@ class Generation:
             raise errors.engine_unavailable() from None
         finally:
             progress.tell()
-            self._count(admitted, progress.last)
-            admitted.base.load.remove(admitted.running)
+            self._count(ticket, progress.last)
+            ticket.base.load.remove(ticket.running)
             used_tokens = self._used_tokens(progress.last) if is_accepted else None
-            self.limiter.release(admitted.grant, used_tokens)
+            self.limiter.release(ticket.grant, used_tokens)
 
     @asynccontextmanager
-    async def unpaid_if_broken(self, admitted: Admitted) -> AsyncGenerator[None, None]:
+    async def unpaid_if_broken(self, ticket: Ticket) -> AsyncGenerator[None, None]:
         """Make a request free if a dead engine or an unforeseen error ends it.
 
         The client gets an error and pays nothing, though the engine may have ended the request, and
@@ -95,14 +94,14 @@ class Generation:
         except (Fault, EngineAwayError, RequestRefused, Suspected):
             raise
         except Exception:
-            await self.failures.note(admitted.message.request_id)
+            await self.failures.note(ticket.request_id)
             raise
 
-    async def _at_engines(self, admitted: Admitted, take: Take) -> None:
+    async def _at_engines(self, ticket: Ticket, take: Take) -> None:
         """Run at the request's engine, or at another if the first is gone and never had it."""
-        engines = admitted.base.engines
+        engines = ticket.base.engines
         for moves_left in reversed(range(_MAX_MOVES + 1)):
-            logs.note(engine=admitted.running.engine)
+            logs.note(engine=ticket.running.engine)
             try:
                 if (engine := engines.find(admitted.running.engine)) is None:
                     raise EngineAwayError("the engine is gone")
@@ -110,9 +109,9 @@ class Generation:
             except EngineAwayError:
                 if not moves_left:
                     raise
-                await self._move(admitted)
+                await self._move(ticket)
 
-    async def _move(self, admitted: Admitted) -> None:
+    async def _move(self, ticket: Ticket) -> None:
         """Move the hold to another engine before the request is sent there. Raises EngineAwayError
         if there is no other engine.
         """
@@ -129,27 +128,23 @@ class Generation:
         admitted.base.running.move(running, engine.name)
         self.count_move()
 
-    def _note_first_token(self, admitted: Admitted, waited_s: float) -> None:
-        self.metrics.note_first_token(admitted, waited_s)
-        admitted.base.keeper.first_tokens.note(waited_s)
-
-    def _count(self, admitted: Admitted, last: RequestOutput | None) -> None:
+    def _count(self, ticket: Ticket, last: RequestOutput | None) -> None:
         """Count a request that has ended; without its last output, its client left or it failed."""
         if last is not None and last.is_last:
             outcome = last.finish_reason or "error"
-            self.metrics.note_end(admitted, outcome, last, cost_nanousd(admitted, last))
+            self.metrics.note_end(ticket, outcome, last, cost_nanousd(ticket, last))
         else:
             task = asyncio.current_task()
             has_left = task is not None and task.cancelling() > 0
-            self.metrics.note_end(admitted, "abort" if has_left else "error", None, 0)
+            self.metrics.note_end(ticket, "abort" if has_left else "error", None, 0)
 
-    def _learn(self, admitted: Admitted, last: RequestOutput | None) -> None:
+    def _learn(self, ticket: Ticket, last: RequestOutput | None) -> None:
         """Learn the length of answers that ended by themselves."""
-        if last is None or admitted.request.max_tokens is not None:
+        if last is None or ticket.request.max_tokens is not None:
             return
         if last.finish_reason in ("stop", "length"):
-            tokens = last.num_completion_tokens // admitted.message.num_answers
-            self.learned_tokens.learn(admitted.message.tenant_id, tokens)
+            tokens = last.num_completion_tokens // ticket.message.num_answers
+            self.learned_tokens.learn(ticket.tenant_id, tokens)
 
     def _used_tokens(self, last: RequestOutput | None) -> int:
         """Tokens that count against the limits; cached ones count by their weight."""
@@ -164,7 +159,7 @@ class Generation:
         await self.database.write(lambda conn: void_refused(conn, request_id, now_ms()))
 
 
-def cost_nanousd(admitted: Admitted, final: RequestOutput) -> int:
+def cost_nanousd(ticket: Ticket, final: RequestOutput) -> int:
     """The cost of the request under the price that was held. final: its last output."""
     assert final.finish_reason is not None
     assert final.stop_cause is not None
@@ -174,5 +169,5 @@ def cost_nanousd(admitted: Admitted, final: RequestOutput) -> int:
         final.num_prompt_tokens,
         final.num_cached_tokens,
         final.num_completion_tokens,
-        admitted.price,
+        ticket.price,
     ).total

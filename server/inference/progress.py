@@ -2,40 +2,29 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
 from statistics import median
 
 from engine.delivery import Take
 from engine.messages import RequestOutput, Timings
 from server import logs
 from server.inference import outcomes
-from server.inference.admission import Admitted
+from server.inference.request_metrics import RequestMetrics
+from server.inference.ticket import Ticket
 from server.traces import spans
 
 _MAX_GAPS = 512
 
 
 class Progress:
-    """Passes outputs on to `take`, and keeps the last of them.
+    """Passes outputs on to `take`, and keeps the last of them."""
 
-    on_first_token: called with the request and the seconds that it waited for a token.
-    on_gap: called with the seconds from tokens of an answer to its next ones, and how many those
-    are.
-    """
-
-    def __init__(
-        self,
-        admitted: Admitted,
-        take: Take,
-        on_first_token: Callable[[Admitted, float], None],
-        on_gap: Callable[[float, int], None],
-    ) -> None:
+    def __init__(self, ticket: Ticket, take: Take, metrics: RequestMetrics) -> None:
         self.last: RequestOutput | None = None
-        self._admitted = admitted
-        self._begun = admitted.running.begun
+        self._ticket = ticket
+        self._begun = ticket.running.begun
         self._take = take
-        self._on_first_token = on_first_token
-        self._on_gap = on_gap
+        self._metrics = metrics
+        self._all_gaps = metrics.histogram("inter_token_latency", ticket.base.model_id)
         self._has_failed = False
         self._finish_reasons: dict[int, str] = {}
         self._waited_s: float | None = None
@@ -52,7 +41,7 @@ class Progress:
             if (last_at := self._last_at.get(index)) is not None:
                 gap_s = now - last_at
                 self._gaps_s.append(gap_s)
-                self._on_gap(gap_s, len(output.new_token_ids))
+                self._all_gaps.observe(gap_s, len(output.new_token_ids))
             self._last_at[index] = now
         if output.finish_reason is not None:
             self._check(output)
@@ -65,7 +54,7 @@ class Progress:
         """Add the figures to the request's line in the log, and to its spans."""
         gap_s = median(self._gaps_s) if self._gaps_s else None
         logs.note(ttft_ms=_ms(self._waited_s), itl_ms_p50=_ms(gap_s))
-        spans.note(engine=self._admitted.running.engine)
+        spans.note(engine=self._ticket.running.engine)
         last = self.last
         if last is None or not last.is_last:
             return
@@ -87,9 +76,9 @@ class Progress:
             )
 
     def _check(self, output: RequestOutput) -> None:
-        request = self._admitted.request
+        request = self._ticket.request
         if failure := outcomes.failure_of(
-            self._admitted.message,
+            self._ticket.message,
             output,
             prompt_param=request.prompt_param,
             shape_param=request.shape_param,
@@ -99,11 +88,12 @@ class Progress:
 
     def _begin(self, index: int) -> None:
         """Note the first token of an answer."""
-        running = self._admitted.running
+        running = self._ticket.running
         if not running.has_begun:
-            self._waited_s = time.monotonic() - self._admitted.arrived_at
-            self._on_first_token(self._admitted, self._waited_s)
-        self._admitted.base.load.begin(running, index)
+            self._waited_s = time.monotonic() - self._ticket.arrived_at
+            self._metrics.note_first_token(self._ticket, self._waited_s)
+            self._ticket.base.keeper.first_tokens.note(self._waited_s)
+        self._ticket.base.load.begin(running, index)
 
 
 def _add_spans(timings: Timings) -> None:

@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from engine.messages import RequestOutput
-from server.inference.admission import Admitted
 from server.inference.tenant_tokens import TenantTokens
+from server.inference.ticket import Ticket
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 _GAP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -75,27 +75,26 @@ class RequestMetrics(Collector):
             found = histograms[labels] = Histogram(bounds_s)
         return found
 
-    def note_first_token(self, admitted: Admitted, waited_s: float) -> None:
-        self.histogram("time_to_first_token", admitted.base.model_id).observe(waited_s)
+    def note_first_token(self, ticket: Ticket, waited_s: float) -> None:
+        self.histogram("time_to_first_token", ticket.base.model_id).observe(waited_s)
 
     def note_end(
-        self, admitted: Admitted, outcome: str, last: RequestOutput | None, charged_nanousd: int
+        self, ticket: Ticket, outcome: str, last: RequestOutput | None, charged_nanousd: int
     ) -> None:
         """Note a request that has ended.
 
         outcome: a finish reason.   last: its last output, or None if no engine ended it.
         """
-        base = admitted.base.model_id
+        base = ticket.base.model_id
         cause = (last.stop_cause if last is not None else None) or ""
         self._outcomes[base, outcome, cause] += 1
         self._charged_nanousd[base] += charged_nanousd
         if outcome in ("stop", "length"):
-            seconds = self._clock() - admitted.arrived_at
+            seconds = self._clock() - ticket.arrived_at
             self.histogram("request_duration", base).observe(seconds)
         if last is None:
             return
-        tenant_id = admitted.message.tenant_id
-        self._tokens.note(tenant_id, last.num_prompt_tokens, last.num_completion_tokens)
+        self._tokens.note(ticket.tenant_id, last.num_prompt_tokens, last.num_completion_tokens)
         if timings := last.timings:
             self.histogram("request_queue", base).observe(timings.queue_s)
             if timings.prefill_s is not None and timings.decode_s is not None:

@@ -550,6 +550,7 @@ async def test_an_answer_is_stored_when_the_ledger_is_back_and_its_reader_does_n
     recorder = recordings.Recorder(keys, SimpleNamespace(note_answered=answered.append))
 
     async def make(recording: recordings.Recording) -> None:
+        recording.request_ids = [recording.claim.request_id]
         recording.hold({})
         await recording.answer(200, {}, b"all of it")
 
