@@ -142,7 +142,6 @@ class Gateway:
             self.idempotency,
             self.recorder,
             self.failures,
-            settings.request_timeout_s,
             settings.pad_events_to,
             self.routes,
         )

@@ -20,14 +20,7 @@ from server.billing.failures import Failures
 from server.database.database import DatabaseError
 from server.faults import Fault
 from server.inference.admission import Admission
-from server.inference.attempts import (
-    Outcome,
-    answer_of,
-    attempt_id,
-    goes_on,
-    least_mean_logprob,
-    outcome_of,
-)
+from server.inference.attempts import Outcome, attempt_id, least_mean_logprob, outcome_of
 from server.inference.generation import Generation
 from server.inference.generation_request import GenerationRequest
 from server.inference.output_stream import OutputStream
@@ -56,7 +49,7 @@ class Routed:
     """One request and its attempts.
 
     route: None where the request names a model.   parents: a request for a route is among them
-    meanwhile, by its own id.   timeout_s: time for all attempts together.   clock: returns seconds.
+    meanwhile, by its own id.   clock: returns seconds.
     request_ids: of the attempts that were admitted.   ticket: the last attempt's; None if it was
     refused.
     """
@@ -69,7 +62,6 @@ class Routed:
     generation: Generation
     failures: Failures
     parents: dict[str, Parent]
-    timeout_s: float
     clock: Callable[[], float]
     request_ids: list[str] = field(default_factory=list)
     ticket: Ticket | None = None
@@ -110,15 +102,16 @@ class Routed:
     async def _try(
         self, route: Route, request: GenerationRequest, wait: Wait[Any], parent: Parent
     ) -> Begun | None:
-        models = route.models_for(request.request_key or self.request_id)
-        ends_at = self.clock() + self.timeout_s
+        """Try the models in their order. A weak answer is better than an error: the last one is
+        taken where no later model answered.
+        """
+        ends_at = self.clock() + self.admission.timeouts.request_s
         given: Begun | None = None
         failure: Exception | None = None
-        while goes_on(self._outcomes, len(models), may_begin=self._may_begin(parent, ends_at)):
-            model, left_s = models[len(self._tried)], ends_at - self.clock()
+        for model in route.models_for(request.request_key or self.request_id):
             self.ticket = None
             try:
-                begun = await self._attempt(request, model, left_s, wait)
+                begun = await self._attempt(request, model, ends_at - self.clock(), wait)
             except (Fault, RateLimited, RegistryError, DatabaseError) as error:
                 failure, outcome = error, outcome_of(error)
             else:
@@ -126,18 +119,12 @@ class Routed:
                     return None
                 given, outcome = begun
             self._tried.append((model.model, outcome))
-        if answer_of(self._outcomes) is None:
+            if outcome.is_end or parent.is_cancelled or self.clock() >= ends_at:
+                break
+        if given is None:
             assert failure
             raise failure
         return given
-
-    @property
-    def _outcomes(self) -> list[Outcome]:
-        return [outcome for _, outcome in self._tried]
-
-    def _may_begin(self, parent: Parent, ends_at: float) -> bool:
-        is_cancelled = self.ticket is not None and self.ticket.running.is_cancelled
-        return self.clock() < ends_at and not parent.is_cancelled and not is_cancelled
 
     @spans.traced("attempt", takes_notes=True)
     async def _attempt(

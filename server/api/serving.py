@@ -51,8 +51,8 @@ _MOST_HEADER_CHARACTERS = 1_000
 class Serving:
     """Serves requests for completions.
 
-    request_timeout_s: the longest time that one may take.   pad_events_to: every event of a stream
-    has a multiple of so many bytes; 0 where only clients that ask for it get padded events.
+    pad_events_to: every event of a stream has a multiple of so many bytes; 0 where only clients
+    that ask for it get padded events.
     clock: returns the seconds by which requests for routes count their time.
     """
 
@@ -61,7 +61,6 @@ class Serving:
     idempotency: IdempotencyKeys
     recorder: Recorder
     failures: Failures
-    request_timeout_s: float
     pad_events_to: int
     routes: Routes
     clock: Callable[[], float] = time.monotonic
@@ -103,7 +102,7 @@ class Serving:
             return Response(status_code=_CLIENT_CLOSED)
         headers |= _SSE_HEADERS | _own_headers(rendering, first.adapter_digest)
         stream = LiveStream(functools.partial(rendering.stream, outputs), headers)
-        return Ended(stream, outputs.aclose, self.request_timeout_s + READING_S)
+        return Ended(stream, outputs.aclose, self.admission.timeouts.request_s + READING_S)
 
     async def _routed(self, identity: Identity, asked: Asked, request_id: str) -> Routed:
         """The request, on its way to what its model's name means; a base model's is no route's."""
@@ -119,7 +118,6 @@ class Serving:
             generation=self.generation,
             failures=self.failures,
             parents=self.admission.bases.parents,
-            timeout_s=self.request_timeout_s,
             clock=self.clock,
         )
 
@@ -166,7 +164,7 @@ class Serving:
             return Response(status_code=_CLIENT_CLOSED)
         status, headers = head
         stream = StreamingResponse(recording.body(), status, recording.live_headers | headers)
-        return Ended(stream, recording.leave, self.request_timeout_s + READING_S)
+        return Ended(stream, recording.leave, self.admission.timeouts.request_s + READING_S)
 
     async def _replay(self, identity: Identity, stored: StoredAnswer) -> Response:
         """Send the stored answer, byte for byte. It counts as a request, and takes no tokens."""

@@ -123,13 +123,14 @@ class Admission:
                 await _wake(ticket)
                 # An engine that has just started may say another length than was known before.
                 prompts.max_tokens(request, max(map(len, ticket.message.prompts)), base.longest)
-                ticket.running = running_of(ticket, base.engines.route(ticket.message))
+                engine = base.engines.route(ticket.message)
+                ticket.running = running_of(ticket, engine)
                 base.load.add(ticket.running)
                 undo.callback(base.load.remove, ticket.running)
             await self._charge_rest(ticket)
-            await _prefetch(ticket)
-            engine_id = base.engines.engine_id(ticket.running.engine)
-            lease = await self._write_hold(ticket, engine_id)
+            if ticket.adapter:
+                await engine.prefetch(ticket.tenant_id, ticket.adapter)
+            lease = await self._write_hold(ticket, engine.engine_id)
             if lease != ticket.message.token_lease:
                 ticket.message = replace(ticket.message, token_lease=lease)
             undo.pop_all()
@@ -298,12 +299,6 @@ async def _wake(ticket: Ticket) -> None:
 def _check_ready(base: ServedBase) -> None:
     if not base.engines.is_ready:
         raise errors.engine_unavailable()
-
-
-async def _prefetch(ticket: Ticket) -> None:
-    if ticket.adapter:
-        engines, engine = ticket.base.engines, ticket.running.engine
-        await engines.prefetch(ticket.tenant_id, ticket.adapter, engine)
 
 
 def _covered(conn: Connection, hold: Hold, price: Price, num_answers: int) -> Hold:

@@ -1,10 +1,10 @@
-"""The attempts of a request for a route: how each ended, and whether another one begins.
+"""The attempts of a request for a route: how each ended, and whether another one follows.
 
 Attempt n of the request `id` is a request of its own, `id.n`, with a hold and a receipt of its own.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
 from math import fsum
 
@@ -37,28 +37,10 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     TIMED_OUT = "timed_out"
 
-
-_ENDING = (Outcome.ANSWERED, Outcome.REFUSED, Outcome.TIMED_OUT)
-
-
-def goes_on(outcomes: Sequence[Outcome], num_models: int, *, may_begin: bool) -> bool:
-    """Whether an attempt at the next model begins, after these.
-
-    may_begin: whether the request has time left and nobody has cancelled it.
-    """
-    if not outcomes:
-        return True
-    return may_begin and outcomes[-1] not in _ENDING and len(outcomes) < num_models
-
-
-def answer_of(outcomes: Sequence[Outcome]) -> int | None:
-    """The place of the attempt whose answer the client gets once none goes on.
-
-    A weak answer is better than an error: the last one is taken where no later model answered.
-    None if no attempt gave an answer; then the client gets the last one's error.
-    """
-    given = (Outcome.ANSWERED, Outcome.WEAK)
-    return next((i for i in reversed(range(len(outcomes))) if outcomes[i] in given), None)
+    @property
+    def is_end(self) -> bool:
+        """Whether no attempt follows."""
+        return self in (Outcome.ANSWERED, Outcome.REFUSED, Outcome.TIMED_OUT)
 
 
 def outcome_of(error: Exception) -> Outcome:

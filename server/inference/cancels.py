@@ -17,6 +17,7 @@ from server.database.clock import now_ms
 from server.database.database import Database, LedgerUnavailable
 from server.inference.attempts import attempt_ids, parent_of
 from server.inference.bases import Bases
+from server.pool.running import Parent, RunningRequest
 
 _POLL_S = 1.0
 _MAX_FOUND = 1000
@@ -37,18 +38,13 @@ class Cancels:
         """
         parent_id = parent_of(request_id) or request_id
         request_ids = [parent_id, *attempt_ids(parent_id)]
-        parent = self.bases.parents.get(parent_id)
-        is_here = parent is not None and parent.tenant_id == tenant_id
-        if parent and is_here:
-            parent.is_cancelled = True
-        for each in request_ids:
-            found = self.bases.find_running(each)
-            if found is not None and found[1].tenant_id == tenant_id:
-                base, running = found
-                is_here = running.is_cancelled = True
-                await base.abort(each)
-        if is_here or self.database.is_sqlite:
-            return is_here
+        found = [each for each in self._found(request_ids) if each.tenant_id == tenant_id]
+        for each in found:
+            each.is_cancelled = True
+        if found:
+            await self._abort_cancelled()
+        if found or self.database.is_sqlite:
+            return bool(found)
         return await self.database.write(lambda conn: note_cancel(conn, tenant_id, request_ids))
 
     async def watch(self) -> None:
@@ -64,15 +60,22 @@ class Cancels:
         The abort is repeated until the request has ended, as the engine may not have had it before.
         """
         if self.bases.num_running and not self.database.is_sqlite:
-            for request_id in await self.database.read(noted_cancels):
-                if found := self.bases.find_running(request_id):
-                    found[1].is_cancelled = True
-                if parent := self.bases.parents.get(parent_of(request_id) or ""):
-                    parent.is_cancelled = True
+            noted = await self.database.read(noted_cancels)
+            for each in self._found([*noted, *filter(None, map(parent_of, noted))]):
+                each.is_cancelled = True
+        await self._abort_cancelled()
+
+    def _found(self, request_ids: Sequence[str]) -> list[RunningRequest | Parent]:
+        """Those of the requests that are under way here, parents of attempts included."""
+        parents = [self.bases.parents.get(each) for each in request_ids]
+        running = [base.running.find(each) for base in self.bases for each in request_ids]
+        return [found for found in (*parents, *running) if found]
+
+    async def _abort_cancelled(self) -> None:
         for base in list(self.bases):
-            for request_id in base.running:
-                if (running := base.running.find(request_id)) and running.is_cancelled:
-                    await base.abort(request_id)
+            for request in base.running.requests:
+                if request.is_cancelled:
+                    await base.abort(request.request_id)
 
 
 def note_cancel(conn: Connection, tenant_id: str, request_ids: Sequence[str]) -> bool:

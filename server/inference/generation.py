@@ -103,9 +103,9 @@ class Generation:
         for moves_left in reversed(range(_MAX_MOVES + 1)):
             logs.note(engine=ticket.running.engine)
             try:
-                if (engine := engines.find(admitted.running.engine)) is None:
+                if (engine := engines.find(ticket.running.engine)) is None:
                     raise EngineAwayError("the engine is gone")
-                return await engine.generate(admitted.message, take)
+                return await engine.generate(ticket.message, take)
             except EngineAwayError:
                 if not moves_left:
                     raise
@@ -115,9 +115,8 @@ class Generation:
         """Move the hold to another engine before the request is sent there. Raises EngineAwayError
         if there is no other engine.
         """
-        request_id, running = admitted.message.request_id, admitted.running
-        engines = admitted.base.engines
-        engine = engines.route(admitted.message, besides=running.engine)
+        request_id, running = ticket.request_id, ticket.running
+        engine = ticket.base.engines.route(ticket.message, besides=running.engine)
         lifetime_ms = int(self.hold_lifetime_s * 1000)
 
         def write(conn: Connection) -> bool:
@@ -125,7 +124,7 @@ class Generation:
 
         if not await self.database.write(write):
             raise EngineAwayError("its hold has been resolved")
-        admitted.base.running.move(running, engine.name)
+        ticket.base.running.move(running, engine.name)
         self.count_move()
 
     def _count(self, ticket: Ticket, last: RequestOutput | None) -> None:

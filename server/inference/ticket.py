@@ -20,6 +20,7 @@ from server.inference.sampling import sampling_of
 from server.inference.served_base import ServedBase
 from server.inference.texts import Text
 from server.limits.rules import Grant, Limit
+from server.pool.engines import Engine
 from server.pool.running import RunningRequest
 from server.tools.dialect import Dialect
 from server.tools.grammar import AnswerForm
@@ -154,16 +155,16 @@ def hold_of(ticket: Ticket, engine_id: str) -> Hold:
     )
 
 
-def running_of(ticket: Ticket, engine: str) -> RunningRequest:
-    """The request's place among those under way at an engine, by the engine's name."""
+def running_of(ticket: Ticket, engine: Engine) -> RunningRequest:
+    """The request's place among those under way at an engine."""
     message, adapter = ticket.message, ticket.adapter
-    where = ticket.base.engines.residency(adapter.object_key, engine) if adapter else None
+    where = engine.residency.get(adapter.object_key) if adapter else None
     return RunningRequest(
         request_id=ticket.request_id,
         tenant_id=message.tenant_id,
         num_answers=message.num_answers,
         wanted_tokens=message.token_lease,
         is_cold=adapter is not None and (where is None or where.tier != "device"),
-        engine=engine,
+        engine=engine.name,
         adapter=ticket.request.model if adapter else None,
     )
