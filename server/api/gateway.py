@@ -47,7 +47,6 @@ from server.launch.settings import Settings
 from server.limits.inflow import Inflow
 from server.limits.learned import LearnedTokens
 from server.limits.memory import MemoryLimiter
-from server.shapes.compiled import CompiledGrammars
 from server.traces.spans import Tracer
 from server.webhooks.urls import UrlRules
 
@@ -113,7 +112,6 @@ class Gateway:
             bases=self.bases,
             drain=self.drain,
             encoders=self.encoders,
-            grammars=CompiledGrammars(),
             catalog=self.catalog,
             database=self.database,
             price_tags=self.price_tags,

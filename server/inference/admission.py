@@ -14,7 +14,7 @@ What follows is in `server.inference.generation`.
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import Connection
 
@@ -38,6 +38,7 @@ from server.inference.encoders import LARGE_BYTES, Encoders
 from server.inference.generation_request import GenerationRequest
 from server.inference.limit_refusals import RefusingLimit
 from server.inference.served_base import ServedBase
+from server.inference.shared_cache import SharedCache
 from server.inference.ticket import (
     Ticket,
     Timeouts,
@@ -52,7 +53,7 @@ from server.limits.learned import LearnedTokens
 from server.limits.memory import MemoryLimiter
 from server.limits.rules import SEAT_SLACK_S, Grant, Limit
 from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
-from server.shapes.compiled import CompiledGrammars, Grammar
+from server.shapes.compiled import Grammar
 from server.tools.grammar import AnswerForm
 from server.traces import spans
 
@@ -60,6 +61,9 @@ _GRAMMAR_COST = 10
 """Bytes of prompts that are tokenized in the time of one byte of a schema, if it compiles slowly:
 a thousand optional e-mail addresses take 3 us a byte, and a prompt takes 0.3 us a byte.
 """
+_MAX_GRAMMARS = 512
+"""About 130 MiB if all are as long as they may be."""
+_TENANT_GRAMMARS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,12 @@ class Admission:
     """Decides whether a request is served, and takes payment for it.
 
     count_refusal: called for each request that a budget or a queue refuses.
+    grammars: those that were compiled, by tenant and the digest of their form.
     """
 
     bases: Bases
     drain: Drain
     encoders: Encoders
-    grammars: CompiledGrammars
     catalog: Catalog
     database: Database
     price_tags: PriceTags
@@ -80,6 +84,9 @@ class Admission:
     learned_tokens: LearnedTokens
     timeouts: Timeouts
     count_refusal: Callable[[RefusingLimit], None]
+    grammars: SharedCache[bytes, Grammar] = field(
+        default_factory=lambda: SharedCache(_MAX_GRAMMARS, _TENANT_GRAMMARS)
+    )
 
     @spans.traced("admission")
     async def admit(
@@ -202,7 +209,9 @@ class Admission:
         request, text, tenant_id = ticket.request, ticket.text, ticket.tenant_id
         states = (False, True) if text.dialect.template.reasoning else (False,)
         forms = [form_of(request, text.dialect, is_reasoning=state) for state in states]
-        is_known = not forms[0].demands or any(self.grammars.get(tenant_id, it) for it in forms)
+        is_known = not forms[0].demands or any(
+            self.grammars.get(tenant_id, it.digest) for it in forms
+        )
         if is_known and not prompts.is_long(text, request):
             return
         await self.limiter.check(ticket.limits, tokens=prompts.least_tokens(text, request))
@@ -213,10 +222,10 @@ class Admission:
 
         A compilation is always a large job, for 20 bytes may take 70 ms.
         """
-        if (grammar := self.grammars.get(tenant_id, form)) is None:
+        if (grammar := self.grammars.get(tenant_id, form.digest)) is None:
             size_bytes = LARGE_BYTES + _GRAMMAR_COST * form.size_bytes
             grammar = await self.encoders.run(tenant_id, size_bytes, form.compiled)
-            self.grammars.keep(tenant_id, form, grammar)
+            self.grammars.keep(tenant_id, form.digest, grammar)
         return grammar
 
     async def _check_payable(self, ticket: Ticket) -> None:

@@ -66,7 +66,7 @@ class Cancels:
         await self._abort_cancelled()
 
     def _found(self, request_ids: Sequence[str]) -> list[RunningRequest | Parent]:
-        """Those of the requests that are under way here, parents of attempts included."""
+        """The requests of these ids that are under way here, parents of attempts included."""
         parents = [self.bases.parents.get(each) for each in request_ids]
         running = [base.running.find(each) for base in self.bases for each in request_ids]
         return [found for found in (*parents, *running) if found]

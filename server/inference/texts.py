@@ -11,10 +11,6 @@ from server.text.tokenizer import Tokenizer
 from server.tools.dialect import Dialect
 from server.tools.proof import stored_template
 
-MAX_TEXTS = 256
-"""A text takes a few kilobytes, or 2 MB if the base model has 6,000 added tokens."""
-OWNER_TEXTS = 32
-
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -53,31 +49,3 @@ class Text:
             tuple(own.get("eos_token_ids", ())),
             {token_id: tokenizer.vocabulary[token_id] for token_id in ids},
         )
-
-
-class Texts:
-    """Texts of versions on one base model, last used last. It belongs to the event loop.
-
-    templates: renders their chat templates.
-    """
-
-    def __init__(self) -> None:
-        self.templates = TemplateProcess()
-        self._kept: dict[tuple[str, str | None, str | None], Text] = {}
-
-    def get(self, version: NamedAdapter) -> Text | None:
-        text = self._kept.pop(_key(version), None)
-        if text is not None:
-            self._kept[_key(version)] = text
-        return text
-
-    def keep(self, version: NamedAdapter, text: Text) -> None:
-        """Keep a text; an owner with too many, or else the oldest of all, gives one up."""
-        self._kept[_key(version)] = text
-        owners = [key for key in self._kept if key[0] == version.owner_id]
-        if len(owners) > OWNER_TEXTS or len(self._kept) > MAX_TEXTS:
-            del self._kept[owners[0] if len(owners) > OWNER_TEXTS else next(iter(self._kept))]
-
-
-def _key(version: NamedAdapter) -> tuple[str, str | None, str | None]:
-    return version.owner_id, version.tokenizer, version.response_template

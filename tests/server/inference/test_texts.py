@@ -10,10 +10,10 @@ import pytest
 from engine.messages import SamplingParams
 from registry.ref import AdapterRef
 from server.adapters.names import NamedAdapter
-from server.inference import prompts, texts
+from server.inference import prompts
 from server.inference.encoders import LARGE_BYTES, Encoders
 from server.inference.generation_request import Chat, GenerationRequest
-from server.inference.texts import Text, Texts
+from server.inference.texts import Text
 from server.text.template_process import TemplateProcess
 from server.text.tokenizer import Tokenizer
 from server.tools.built_in import BUILT_IN
@@ -71,32 +71,6 @@ def test_marks_of_tools_may_be_added_tokens(base):
     assert dict(text.dialect.token_ids) == marks
     assert text.vocabulary_size == first + 2
     assert text.words == {first: b"<tool_call>", first + 1: b"</tool_call>"}
-
-
-def test_an_owner_has_a_share_of_the_kept_texts_and_all_have_a_limit(base, monkeypatch):
-    monkeypatch.setattr(texts, "OWNER_TEXTS", 2)
-    monkeypatch.setattr(texts, "MAX_TEXTS", 3)
-    kept = Texts()
-    a1, a2, a3, b, c = (
-        version({"chat_template": name}, owner_id=name[0]) for name in ("a1", "a2", "a3", "b", "c")
-    )
-
-    def known():
-        return {v.tokenizer[-4:-2] for v in (a1, a2, a3, b, c) if _key_of(v) in kept._kept}
-
-    for each in (a1, a2):
-        kept.keep(each, base)
-    assert kept.get(a1) is base, "it is the last used now"
-    kept.keep(a3, base)
-    assert known() == {"a1", "a3"}
-    kept.keep(b, base)
-    kept.keep(c, base)
-    assert known() == {"a3", '"b', '"c'}
-    assert kept.get(a2) is None
-
-
-def _key_of(named):
-    return texts._key(named)
 
 
 # ---- requests for it ----

@@ -8,8 +8,6 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.grammar.limits import parser_limits
 from server.faults import Invalid
-from server.shapes import compiled as cache
-from server.shapes.compiled import CompiledGrammars, Grammar
 from server.shapes.grammar import accepts, compiled, enforceable_schema
 from server.shapes.schema import MAX_DEPTH, MAX_LEFT_OUT, MAX_LEVELS
 from server.shapes.shape import MAX_BYTES, Shape, is_whitespace
@@ -342,18 +340,3 @@ def test_a_text_has_a_limit_in_bytes(kind):
     assert Shape(kind, "é" * (MAX_BYTES[kind] // 2), "s")
     with pytest.raises(Invalid):
         Shape(kind, "é" * (MAX_BYTES[kind] // 2) + "x", "s")
-
-
-def test_a_tenant_pushes_out_its_own_grammars_and_finds_no_others(monkeypatch):
-    monkeypatch.setattr(cache, "MAX_GRAMMARS", cache.TENANT_GRAMMARS + 2)
-    shapes = [Shape("regex", f"{i}", "s") for i in range(cache.TENANT_GRAMMARS + 9)]
-    kept = CompiledGrammars()
-    kept.keep("small", shapes[0], Grammar("g0"))
-    for shape in shapes:
-        kept.keep("greedy", shape, Grammar("g"))
-        kept.get("greedy", shapes[0])
-    kept.keep("third", shapes[1], Grammar("g1"))
-    kept.keep("fourth", shapes[1], Grammar("g2"))
-    assert [kept.get("small", shape) for shape in shapes[:2]] == [Grammar("g0"), None]
-    found = [shape for shape in shapes if kept.get("greedy", shape)]
-    assert found == [shapes[0], *shapes[-cache.TENANT_GRAMMARS + 2 :]]
