@@ -1,24 +1,23 @@
 """Faults of requests that an engine refuses, or fails on the way."""
 
 from engine.errors import EngineAwayError, RequestRefused
-from engine.messages import NOT_METERED, AddRequest, RequestOutput
+from engine.messages import NOT_METERED, RequestOutput
 from server.faults import Failed, Fault
 from server.inference import errors
+from server.inference.ticket import Ticket
 from server.pool.suspects import Suspected
 
 
-def failure_of(
-    message: AddRequest, output: RequestOutput, *, prompt_param: str, shape_param: str | None = None
-) -> Fault | None:
+def failure_of(ticket: Ticket, output: RequestOutput) -> Fault | None:
     """The failure of a request that the engine accepted; None if it has not failed.
 
     The engine's own words are not passed on: `output.error` may name keys and hosts.
     """
     if not output.num_completion_tokens:
         if output.stop_cause == "first_token_timeout":
-            return errors.first_token_timeout(message.first_token_timeout_s)
+            return errors.first_token_timeout(ticket.timeouts.first_token_s)
         if output.stop_cause == "deadline":
-            return errors.request_timeout(message.deadline_s)
+            return errors.request_timeout(ticket.timeouts.request_s)
     if output.finish_reason != "error":
         return None
     match output.stop_cause:
@@ -33,11 +32,11 @@ def failure_of(
         case "adapter_too_large":
             return errors.adapter_too_large()
         case "request_too_long":
-            return errors.request_too_long(param=prompt_param)
+            return errors.request_too_long(param=ticket.request.prompt_param)
         case "adapter_not_invoked":
-            return errors.adapter_not_invoked(param=prompt_param)
+            return errors.adapter_not_invoked(param=ticket.request.prompt_param)
         case "constraint_too_slow":
-            return errors.constraint_too_slow(param=shape_param)
+            return errors.constraint_too_slow(param=ticket.request.shape_param)
         case "gateway_lost":
             return errors.engine_unavailable()
         case "engine_failure" if output.error == NOT_METERED:

@@ -44,7 +44,9 @@ class Progress:
                 self._all_gaps.observe(gap_s, len(output.new_token_ids))
             self._last_at[index] = now
         if output.finish_reason is not None:
-            self._check(output)
+            if failure := outcomes.failure_of(self._ticket, output):
+                self._has_failed = True
+                raise failure
             self._finish_reasons[index] = output.finish_reason
         if index not in self._begun and not output.is_of_prompt:
             self._begin(index)
@@ -74,17 +76,6 @@ class Progress:
                 output_tokens=last.num_completion_tokens,
                 finish_reasons=[reason for _, reason in sorted(self._finish_reasons.items())],
             )
-
-    def _check(self, output: RequestOutput) -> None:
-        request = self._ticket.request
-        if failure := outcomes.failure_of(
-            self._ticket.message,
-            output,
-            prompt_param=request.prompt_param,
-            shape_param=request.shape_param,
-        ):
-            self._has_failed = True
-            raise failure
 
     def _begin(self, index: int) -> None:
         """Note the first token of an answer."""

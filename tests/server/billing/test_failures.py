@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import AddRequest, RequestOutput, SamplingParams, StopCause
+from engine.messages import RequestOutput, SamplingParams, StopCause
 from server.billing import failures, ledger
 from server.billing import unanswered as unanswered_file
 from server.billing.failures import Failures
@@ -18,6 +18,7 @@ from server.billing.holds import get_hold
 from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.unanswered import Unanswered
 from server.database.database import LedgerUnavailable
+from server.inference.generation_request import GenerationRequest
 from server.inference.idempotency import (
     Claim,
     StoredAnswer,
@@ -26,6 +27,7 @@ from server.inference.idempotency import (
     take_over_key,
 )
 from server.inference.outcomes import failure_of
+from server.inference.ticket import Ticket, Timeouts
 from tests.server.billing.test_pricing_differential import BROKEN
 from tests.server.factories import (
     ENGINE,
@@ -37,10 +39,10 @@ from tests.server.factories import (
     make_price,
 )
 
-MESSAGE = AddRequest(
-    request_id="r", tenant_id="ten_1", prompt_token_ids=(1,), token_lease=5, deadline_s=9,
-    sampling_params=SamplingParams(max_tokens=5),
-)  # fmt: skip
+REQUEST = GenerationRequest(
+    model="base", prompts=[[7]], sampling=SamplingParams(max_tokens=5), max_tokens=5
+)
+TICKET = Ticket(identity=None, request=REQUEST, request_id="r", timeouts=Timeouts(12, 60, 90))
 
 
 class Away:
@@ -100,7 +102,7 @@ def test_what_an_engine_ended_with_an_error_is_failed_and_free(each_database):
         insert_holds(each_database, make_hold(price, f"r{seq}"))
         settle(each_database, make_end(seq, f"r{seq}", **ended))
         output = RequestOutput(request_id=f"r{seq}", seq=0, **ended)
-        told.append(failure_of(MESSAGE, output, prompt_param="messages"))
+        told.append(failure_of(TICKET, output))
     posted = receipts(each_database)
     assert len(posted) == len(told)
     for receipt, error in zip(posted, told, strict=True):
