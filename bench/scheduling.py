@@ -13,7 +13,8 @@ from bench.measurement import Figures, main
 from bench.outcome import Outcome, gaps_between
 from bench.report import percentiles_ms, ratio
 from bench.session import Ask, Session, run
-from engine.fairness import DECODE_COST, PREFILL_COST, SchedulingPolicy
+from engine.config import SchedulingPolicy
+from engine.fairness import DECODE_COST, PREFILL_COST
 
 
 @dataclass(frozen=True, kw_only=True)

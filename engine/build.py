@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -85,11 +86,11 @@ def _or(wish: int | None, default: int | None) -> int | None:
     return default if wish is None else wish
 
 
-def _half_dtype(model_dir: Path) -> str:
+def _half_dtype(model_dir: Path) -> Literal["float16", "bfloat16"]:
     """The checkpoint's own 16-bit type; `torch_dtype` is how transformers 4 spelled it."""
     checkpoint = load_config(model_dir)
     saved = checkpoint.get("dtype") or checkpoint.get("torch_dtype")
-    return str(saved) if saved in ("float16", "bfloat16") else "bfloat16"
+    return "float16" if saved == "float16" else "bfloat16"
 
 
 def resolve_max_model_len(

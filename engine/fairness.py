@@ -9,13 +9,11 @@ Priority classes take precedence in all of them: interactive requests, then batc
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
+from engine.config import SchedulingPolicy
 from engine.messages import Priority, TenantService
 from engine.request import Request
 from engine.shared_service import GivenService, HeardService, Totals
-
-SchedulingPolicy = Literal["fcfs", "sjf", "vtc"]
 
 PREFILL_COST = 1.0
 DECODE_COST = 2.0

@@ -3,8 +3,9 @@
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from engine.config import EngineSettings
 from engine.wire import write_vocabulary
 from registry.base_model import BaseModel
 from registry.errors import UnsupportedBaseModel
@@ -14,17 +15,6 @@ from server.launch.model_folder import find_model
 from server.launch.settings import Settings
 from server.text.json_object import JsonObject
 from server.text.tokenizer import TemplateError, Tokenizer, UnsupportedTokenizer
-
-# Settings that the engine has under the same name.
-_SAME = (
-    "device", "dtype", "quantization", "kv_cache_dtype", "batch_invariant",
-    "speculation", "draft_pool_bytes", "enforce_eager", "lora_overlap", "reference_kernels",
-    "arena_bytes", "memory_utilization", "threads", "tensor_parallel_size", "max_model_len",
-    "block_size", "max_num_seqs", "max_num_batched_tokens", "max_waiting",
-    "max_sum_ranks_per_step", "max_skips", "scheduling_policy", "prefix_caching", "swap_bytes",
-    "disk_cache_bytes", "host_cache_bytes", "prefetch_per_tenant", "fetch_timeout_s",
-    "max_fetches", "max_pinned_share", "leave_timeout_s", "hold_lifetime_s", "damaged_journal",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +67,9 @@ class LoadedModel:
             "public_prefixes": _public_prefixes(one.public_prompts, self.tokenizer),
             "adapter_cache_dir": str(home.folder / "cache" / "adapters"),
             "fetcher_socket": str(home.fetcher_socket),
-            **{name: getattr(one, name) for name in _SAME},
+            "threads": one.threads,
+            "hold_lifetime_s": one.hold_lifetime_s,
+            **{each.name: getattr(one, each.name) for each in fields(EngineSettings)},
         }
 
 

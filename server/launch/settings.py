@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from registry.storage_url import parse_storage_url
-from server.launch.model_settings import ModelSettings, parse_list
+from server.launch.model_settings import MODEL_FIELDS, ModelSettings, parse_list
 from server.text.json_object import JsonObject
 
 ENV_PREFIX = "CHORALE_"
@@ -40,7 +40,7 @@ _ORIGIN = re.compile(
 )
 
 
-class Settings(ModelSettings):
+class Settings(ModelSettings, frozen=True):
     """The settings, in bytes and seconds where they are sizes and times.
 
     Those of `ModelSettings` hold for every base model that has no setting of its own.
@@ -61,36 +61,13 @@ class Settings(ModelSettings):
     # Seconds that one call to Redis may take; after a slower one, each gateway counts its own share
     # of the limits.
     redis_deadline_s: float = Field(0.05, gt=0)
-
-    # Seconds that an engine which leaves the pool has to end its requests and to have all of them
-    # billed; then it is killed.
-    leave_timeout_s: float = Field(150.0, gt=0)
     ray: str | None = None
     # Folder, with ray, for the engines' journals and for uploads that are being proved, which all
     # nodes and all gateways reach at this path.
     pool_dir: Path | None = None  # default: data_dir
 
-    # How often later requests may start before a request that waits for free memory in the arena;
-    # then none behind it starts before it does.
-    max_skips: int = Field(64, ge=0)
-    # Choice of the waiting request that starts next: vtc, one of the tenant that was served least
-    # so far; fcfs, the one that came first; sjf, the one with the shortest expected answer.
-    scheduling_policy: Literal["fcfs", "sjf", "vtc"] = "vtc"
-
-    # Most adapters of one tenant that are loaded at a time before the engine has their requests.
-    prefetch_per_tenant: int = Field(4, ge=1)
-    # Seconds that it may take to bring one adapter from the object store to the local disk.
-    fetch_timeout_s: float = Field(60.0, gt=0)
-    # Most adapters that a machine brings from the object store at a time, for all its engines.
-    max_fetches: int = Field(8, ge=1, le=32)
-    # Share of an engine's arena that pinned adapters may take.
-    max_pinned_share: float = Field(0.5, ge=0, le=1)
     # Most bytes of the weights file (adapter_model.safetensors) of an uploaded adapter.
     max_adapter_bytes: int = Field(2 << 30, ge=1 << 10)
-    # Whether an engine with a damaged line in its journal sets that segment aside and serves, or
-    # stops. By default it serves: only that line is lost, at most the end of one request, which
-    # `chorale audit` finds, while to stop would cost all tenants the service.
-    damaged_journal: Literal["set_aside", "stop"] = "set_aside"
     # Bytes that stay free on each volume for the ledger and the journals: uploads, the disk cache,
     # exports and logs do not take them. By default 1 GiB, or a quarter of a smaller volume.
     disk_reserve_bytes: int | None = Field(None, ge=0)
@@ -252,7 +229,7 @@ class Settings(ModelSettings):
 
     def common_with(self, table: JsonObject) -> JsonObject:
         """A model's table over what is given for all models."""
-        return self._given(ModelSettings.model_fields.keys() - {"model"}) | table
+        return self._given(MODEL_FIELDS - {"model"}) | table
 
     def of_table(self, table: JsonObject, path: str = "", where: str = "the table") -> "Settings":
         """The settings of a base model with a table of its own, which wins.
@@ -260,7 +237,7 @@ class Settings(ModelSettings):
         path: the table's place, for messages.   where: the table's source. Raises
         InvalidSetting.
         """
-        for name in table.keys() - ModelSettings.model_fields.keys():
+        for name in table.keys() - MODEL_FIELDS:
             raise InvalidSetting(f"{path}{name} in {where} is no setting of a model")
         if not table.get("model"):
             raise InvalidSetting(f"{path}model: give the model's folder or its hub id")
@@ -279,11 +256,11 @@ class Settings(ModelSettings):
 
     def dump_base(self) -> JsonObject:
         """The settings that each base model may have for itself; no secret is among them."""
-        return self.model_dump(mode="json", include=set(ModelSettings.model_fields))
+        return self.model_dump(mode="json", include=MODEL_FIELDS)
 
     def with_models_of(self, other: "Settings") -> "Settings":
         """Make settings from these with the base models of others."""
-        models = {*ModelSettings.model_fields, "models"}
+        models = {*MODEL_FIELDS, "models"}
         return _validated(self._given(fixed_settings()) | other._given(models))
 
     def _given(self, names: Collection[str]) -> JsonObject:
@@ -293,7 +270,7 @@ class Settings(ModelSettings):
 
 def fixed_settings() -> list[str]:
     """Names of the settings that hold for all base models, until the end of `chorale serve`."""
-    return sorted(Settings.model_fields.keys() - ModelSettings.model_fields.keys() - {"models"})
+    return sorted(Settings.model_fields.keys() - MODEL_FIELDS - {"models"})
 
 
 def load_settings(flags: JsonObject, config: Path | None = None) -> Settings:
