@@ -36,8 +36,7 @@ from server.launch.open_files import OTHER_FILES, allow_open_files
 from server.launch.secrets import load_admin_key
 from server.launch.settings import Settings
 from server.logs import LogHandler, LogWriter
-from server.pool.base_files import bases_path, read_bases
-from server.pool.files import numbered
+from server.pool.files import bases_file, numbered
 
 gc.freeze()
 gc.enable()
@@ -71,7 +70,7 @@ def main() -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         admin_key = load_admin_key(settings.data_dir)
-        entries = read_bases(bases_path(settings.data_dir))
+        entries = bases_file(settings.data_dir).read()
         with beat.busy("starting", _START_S):
             gateway = _migrated(assemble(settings, entries, admin_key, number))
             app = mount(create_app(gateway, writer.write))

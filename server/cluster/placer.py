@@ -23,14 +23,7 @@ from lora import log_lines
 from server.cluster.coordinator import Coordinator
 from server.cluster.pool import COORDINATOR, Pool, first_line
 from server.launch.placer_config import PlacerConfig
-from server.pool.files import (
-    Member,
-    PoolFileDamaged,
-    members_path,
-    read_members,
-    read_wanted_by_all,
-    write_members,
-)
+from server.pool.files import Member, WantedEngines, members_file
 
 logger = logging.getLogger(__name__)
 
@@ -51,19 +44,20 @@ class Placer:
     def __init__(self, config: PlacerConfig) -> None:
         self._config = config
         data_dir = Path(config.data_dir)
-        self._members_path, self._home = members_path(data_dir), data_dir
+        self._members_file, self._wanted = members_file(data_dir), WantedEngines(data_dir)
         # The id is the same after a restart, so that a number wanted before does not count as well.
         self._placer_id = f"{socket.gethostname()}:{data_dir}"
         self._pool = Pool.of_config(config, has_gpus=ray.cluster_resources().get("GPU", 0) > 0)
-        self._members = self._known_members()
-        self._has_told = False
+        # Those that the last placer wrote, without those of a pool on one machine.
+        self._members = tuple(m for m in self._members_file.latest() if m.endpoint.is_remote)
         self._problems: list[str] = []
         self._coordinator: Any = None
 
     def turn(self) -> None:
         if self._coordinator is None:
             self._coordinator = self._join()
-        poll = self._coordinator.poll.remote(self._placer_id, self._wanted())
+        num_wanted = self._wanted.within(self._config.least, self._config.most)
+        poll = self._coordinator.poll.remote(self._placer_id, num_wanted)
         said = ray.get(poll, timeout=_ANSWER_S)
         if said is None:  # the coordinator was started again
             self._coordinator = None
@@ -103,16 +97,6 @@ class Placer:
         self._config.engine_template.publish(Path(self._config.pool_dir))
         return coordinator
 
-    def _wanted(self) -> int:
-        try:
-            wanted = read_wanted_by_all(self._home)
-        except PoolFileDamaged as error:
-            logger.error("%s", error)
-            wanted = None
-        if wanted == 0:
-            return 0
-        return min(max(wanted or 0, self._config.least), self._config.most)
-
     def _tell(self, addresses: dict[str, str]) -> None:
         """Write the members' file; an engine whose address is unknown keeps its former one."""
         former = {member.name: member.address for member in self._members}
@@ -123,16 +107,8 @@ class Placer:
             )
             if (known := address or former.get(name, ""))
         )
-        if members != self._members or not self._has_told:
-            write_members(self._members_path, members)
-            self._members, self._has_told = members, True
-
-    def _known_members(self) -> tuple[Member, ...]:
-        """Members that the last placer wrote, without those of a pool on one machine."""
-        with contextlib.suppress(PoolFileDamaged):
-            members = read_members(self._members_path)
-            return tuple(member for member in members if member.endpoint.is_remote)
-        return ()
+        self._members_file.keep(members)
+        self._members = members
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ so do other gateways of the machine.
 import asyncio
 import fcntl
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +17,8 @@ from server.database.database import DatabaseError
 from server.faults import Conflict, NotFound
 from server.inference.bases import Bases
 from server.inference.served_base import ServedBase
-from server.pool.base_files import (
-    BaseEntry,
-    ModelChanges,
-    bases_path,
-    changes_path,
-    read_bases,
-    read_changes,
-    write_changes,
-)
 from server.pool.engines import Engines
-from server.pool.files import PoolFileDamaged, changed_at
+from server.pool.files import BaseEntry, ModelChanges, bases_file, changes_file
 from server.text.json_object import JsonObject
 
 logger = logging.getLogger(__name__)
@@ -58,12 +49,10 @@ class BaseFollower:
         announce: Callable[[ServedBase], Awaitable[None]],
     ) -> None:
         self._bases = bases
-        self._bases_path, self._changes_path = bases_path(data_dir), changes_path(data_dir)
+        self._listed, self._asked = bases_file(data_dir), changes_file(data_dir)
         self._serve = serve
         self._connect = connect
         self._announce = announce
-        self._read_at = self._changes_at = 0
-        self._changes = ModelChanges()
         self._keeping: dict[str, asyncio.Task[None]] = {}
         self._unloadable: list[BaseEntry] = []
 
@@ -94,15 +83,15 @@ class BaseFollower:
     async def look(self) -> None:
         """Take over what has changed since the last call."""
         self._follow_changes()
-        if (at := changed_at(self._bases_path)) != self._read_at:
+        if self._listed.look():
             try:
-                await self._take_over(read_bases(self._bases_path))
-            except (PoolFileDamaged, OSError) as error:
+                await self._take_over(self._listed.content)
+            except OSError as error:
                 logger.error("%s", error)
             except DatabaseError as error:  # the next turn tries again
+                self._listed.look_again()
                 logger.warning("a base model cannot be taken in now: %s", error)
                 return
-            self._read_at = at
         self._bases.call_off_former()
 
     # ---- the operator's changes ----
@@ -129,52 +118,48 @@ class BaseFollower:
         """
         self._check_added(name)
         table = {**table, "model_name": name}
-        with self._changing():
-            is_changed = table not in self._changes.added
-            others = [known for known in self._changes.added if _name_of(known) != name]
-            if len(others) >= MAX_MODELS:
+        with self._changing() as changes:
+            is_changed = table not in changes.added
+            others = _without(name, changes)
+            if len(others.added) >= MAX_MODELS:
                 raise Conflict(
                     f"{MAX_MODELS} base models have been added; remove one first.",
                     code="max_models",
                 )
-            drained = tuple(other for other in self._changes.drained if other != name)
-            self._write(ModelChanges((*others, table), drained))
+            self._asked.write(replace(others, added=(*others.added, table)))
         self._open(name)
         return is_changed
 
     def remove(self, name: str) -> None:
         """Remove a base model that was added. Raises NotFound, Conflict."""
         self._check_added(name)
-        with self._changing():
-            others = tuple(known for known in self._changes.added if _name_of(known) != name)
-            if len(others) == len(self._changes.added):
+        with self._changing() as changes:
+            others = _without(name, changes)
+            if others.added == changes.added:
                 raise _not_found(name)
-            drained = tuple(other for other in self._changes.drained if other != name)
-            self._write(ModelChanges(others, drained))
+            self._asked.write(others)
 
     def drain(self, name: str) -> BaseEntry:
         """Have a base model take no requests, and its engines end. Raises NotFound."""
         entry = self._entry(name)
-        with self._changing():
-            if name not in self._changes.drained:
-                self._write(replace(self._changes, drained=(*self._changes.drained, name)))
-        for base in self._bases.current:
-            if base.model_id == name:
-                base.keeper.close()
+        with self._changing() as changes:
+            if name not in changes.drained:
+                self._asked.write(replace(changes, drained=(*changes.drained, name)))
+        if base := self._bases.named(name):
+            base.keeper.close()
         return entry
 
     def resume(self, name: str) -> BaseEntry:
         """Have a drained base model serve again. Raises NotFound."""
         entry = self._entry(name)
-        with self._changing():
-            drained = tuple(other for other in self._changes.drained if other != name)
-            self._write(replace(self._changes, drained=drained))
+        with self._changing() as changes:
+            self._asked.write(replace(changes, drained=_without(name, changes).drained))
         self._open(name)
         return entry
 
     # ---- internals ----
 
-    async def _take_over(self, entries: tuple[BaseEntry, ...]) -> None:
+    async def _take_over(self, entries: Sequence[BaseEntry]) -> None:
         for home in {entry.home for entry in self._bases.entries} - {e.home for e in entries}:
             if task := self._keeping.pop(home, None):
                 task.cancel()
@@ -202,16 +187,15 @@ class BaseFollower:
             await engines.start()
 
     async def _begin(self, base: ServedBase) -> None:
-        if base.model_id in self._changes.drained:
+        if base.model_id in self._asked.content.drained:
             base.keeper.close()
         await self._announce(base)
         await base.engines.start()
         self._keeping[base.home] = asyncio.create_task(base.keeper.run())
 
     def _open(self, name: str) -> None:
-        for base in self._bases.current:
-            if base.model_id == name:
-                base.keeper.open()
+        if base := self._bases.named(name):
+            base.keeper.open()
 
     def _entry(self, name: str) -> BaseEntry:
         found = [it for it in self._bases.entries if it.name == name and not it.is_former]
@@ -230,32 +214,23 @@ class BaseFollower:
                 )
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self) -> Iterator[ModelChanges]:
         """Keep other gateways of the machine from the file, and know what they have changed."""
-        with self._changes_path.with_suffix(".lock").open("a") as file:
+        with self._asked.path.with_suffix(".lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._follow_changes()
-            yield
+            yield self._asked.content
 
     def _follow_changes(self) -> None:
         """Take over what another gateway has written, or one that ran before."""
-        if (at := changed_at(self._changes_path)) == self._changes_at:
-            return
-        self._changes_at, before = at, self._changes.drained
-        try:
-            self._changes = read_changes(self._changes_path)
-        except PoolFileDamaged as error:
-            logger.error("%s", error)
+        before = self._asked.content.drained
+        if not self._asked.look():
             return
         for base in self._bases.current:
-            if base.model_id in self._changes.drained:
+            if base.model_id in self._asked.content.drained:
                 base.keeper.close()
             elif base.model_id in before:
                 base.keeper.open()
-
-    def _write(self, changes: ModelChanges) -> None:
-        write_changes(self._changes_path, changes)
-        self._changes, self._changes_at = changes, changed_at(self._changes_path)
 
 
 def _not_found(name: str) -> NotFound:
@@ -263,5 +238,8 @@ def _not_found(name: str) -> NotFound:
     return NotFound(message, code="base_model_not_found", param="base_model")
 
 
-def _name_of(table: JsonObject) -> object:
-    return table.get("model_name")
+def _without(name: str, changes: ModelChanges) -> ModelChanges:
+    return ModelChanges(
+        tuple(table for table in changes.added if table.get("model_name") != name),
+        tuple(other for other in changes.drained if other != name),
+    )

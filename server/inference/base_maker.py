@@ -14,12 +14,10 @@ from server.inference.load_shedding import LoadShedder
 from server.inference.served_base import ServedBase
 from server.inference.token_leases import TokenLeases
 from server.launch.settings import Settings
-from server.pool.base_files import BaseEntry
 from server.pool.engine_pool import EnginePool
 from server.pool.engines import Engine, Engines
-from server.pool.files import Member
+from server.pool.files import BaseEntry, Member, members_file
 from server.pool.keeper import Keeper, KeeperConfig
-from server.pool.membership import Membership
 from server.pool.running import Running
 from server.text.tokenizer import Tokenizer
 from server.tools.dialect import Dialect
@@ -80,7 +78,7 @@ class BaseMaker:
         running: Running,
         on_lease_low: Callable[[Engine, LeaseLow], None],
     ) -> Engines:
-        members = Membership(Path(entry.home))
+        members = members_file(Path(entry.home)).latest
         return EnginePool(members, self._connect, base_revision, running.num_at, on_lease_low)
 
     def _connect(

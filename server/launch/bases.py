@@ -25,16 +25,7 @@ from server.launch.model_loader import ModelLoader
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
 from server.launch.wanted_models import WantedModel, wanted_models
-from server.pool.base_files import (
-    BaseEntry,
-    ModelChanges,
-    bases_path,
-    changes_path,
-    read_bases,
-    read_changes,
-    write_bases,
-)
-from server.pool.files import PoolFileDamaged, changed_at, read_wanted_by_all, wanted_paths
+from server.pool.files import BaseEntry, WantedEngines, bases_file, changes_file, wanted_files
 
 logger = logging.getLogger(__name__)
 
@@ -129,12 +120,11 @@ class BasePlan:
         self._gateways = gateways
         self._loader = loader or ModelLoader()
         self._loading: _Base | None = None
-        self._changes = ModelChanges()
-        self._changed_at = 0
-        self._told: list[BaseEntry] | None = None
+        self._listed, self._asked = bases_file(self._data_dir), changes_file(self._data_dir)
         self._bases: list[_Base] = []
-        self._known = {entry.home: entry for entry in _known_bases(self._data_dir)}
-        self._read_changes()
+        # The base models that the last run told of.
+        self._known = {entry.home: entry for entry in self._listed.latest()}
+        self._asked.look()
         self._begin()
         self._follow()
         self._reserve_homes()
@@ -144,7 +134,7 @@ class BasePlan:
 
     def __call__(self) -> list[ChildSpec]:
         """The children that should run now. What gateways read is written first."""
-        if self._read_changes():
+        if self._asked.look():
             self._follow()
         self._take_loaded()
         for base in [base for base in self._bases if base.refusal]:
@@ -152,7 +142,7 @@ class BasePlan:
         children = [child for base in self._bases for child in base.children()]
         self._let_go()
         self._load_next()
-        self._tell()
+        self._listed.keep([base.entry for base in self._bases])
         gateways = self._gateways() if self._gateways else ()
         return [*children, *self._others, *gateways]
 
@@ -202,21 +192,8 @@ class BasePlan:
 
     # ---- which base models are wanted ----
 
-    def _read_changes(self) -> bool:
-        """Read the gateway's file if it has changed. Returns whether it was read."""
-        path = changes_path(self._data_dir)
-        if (at := changed_at(path)) == self._changed_at:
-            return False
-        self._changed_at = at
-        try:
-            self._changes = read_changes(path)
-        except PoolFileDamaged as error:
-            logger.error("%s", error)
-            return False
-        return True
-
     def _wanted(self) -> list[WantedModel]:
-        return wanted_models(self._settings, self._changes)
+        return wanted_models(self._settings, self._asked.content)
 
     def _follow(self) -> None:
         """Compare the base models that there are with those that are wanted."""
@@ -307,10 +284,10 @@ class BasePlan:
         sees_all = is_alone and one.most_engines == 1 and one.gpus is None
         gpus = self._first_gpus(one) if sees_all else self._gpus(one)
         home.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if one.sleep_after_s is None and _wanted_in(home) == 0:
+        if one.sleep_after_s is None and WantedEngines(home.folder).latest() == 0:
             # The number is of a model that went, and this one has to run.
-            for path in wanted_paths(home.folder):
-                path.unlink()
+            for file in wanted_files(home.folder):
+                file.path.unlink()
         base.engines = self._place.run(model, home, () if sees_all else gpus)
         base.home, base.gpus, base.base_revision = home, gpus, revision
         base.model_dir = str(model.base.path)
@@ -338,27 +315,3 @@ class BasePlan:
             logger.info("%s is gone", base.wanted.name)
             self._bases.remove(base)
         self._follow()  # what was in the way of another model may be gone with it
-
-    def _tell(self) -> None:
-        entries = [base.entry for base in self._bases]
-        path = bases_path(self._data_dir)
-        # Without the file the gateway would see no base model at all.
-        if entries != self._told or not changed_at(path):
-            write_bases(path, entries)
-            self._told = entries
-
-
-def _known_bases(data_dir: Path) -> Sequence[BaseEntry]:
-    """The base models that the last run told of."""
-    try:
-        return read_bases(bases_path(data_dir))
-    except PoolFileDamaged as error:
-        logger.error("%s", error)
-        return ()
-
-
-def _wanted_in(home: Home) -> int | None:
-    try:
-        return read_wanted_by_all(home.folder)
-    except PoolFileDamaged:
-        return None

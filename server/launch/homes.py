@@ -1,4 +1,4 @@
-"""The folders of base models, each with its engines, its pool's files and its adapters' cache.
+"""The folders of base models, each with its engines, its control files and its adapters' cache.
 
 The first model of the settings lives in the data directory itself, every other one in
 `DATA_DIR/bases/SLUG`. The names of processes and of engines begin with "SLUG." there, so that each

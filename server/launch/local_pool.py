@@ -6,7 +6,6 @@ left, or was killed while leaving, or ran when more engines were configured, lea
 all of it is settled, a process without a model stands in the engine's place (`engine.retired`).
 """
 
-import logging
 import re
 from collections.abc import Callable
 from functools import cache
@@ -15,17 +14,7 @@ from pathlib import Path
 from engine.endpoint import Endpoint
 from engine.leaving import is_settled
 from server.launch.supervisor import ChildSpec
-from server.pool.files import (
-    Member,
-    PoolFileDamaged,
-    changed_at,
-    members_path,
-    read_wanted_by_all,
-    wanted_paths,
-    write_members,
-)
-
-logger = logging.getLogger(__name__)
+from server.pool.files import Member, WantedEngines, members_file
 
 _FOLDER = re.compile(r"engine-([2-9]|[1-9][0-9]+)")
 
@@ -68,6 +57,7 @@ class LocalPool:
     there is no engine, and stand-ins only until all journals are settled.
     make_engine, make_retired: make the child for a number, with its folder and its configuration;
     each is called once per number.
+    is_at_rest: whether no engine was planned at the last call, and no journal was left to settle.
     """
 
     def __init__(
@@ -86,48 +76,24 @@ class LocalPool:
         self._most = most
         self._make_engine = cache(make_engine)
         self._make_retired = cache(make_retired)
-        self._wanted: int | None = None
-        self._wanted_at: list[int] = []
-        self._members: list[Member] | None = None
+        self._wanted = WantedEngines(home)
+        self._members = members_file(home)
+        self.is_at_rest = False
 
     def __call__(self) -> list[ChildSpec]:
         """The children that should run now. The list of members for gateways is written first."""
-        num_engines = self._num_wanted()
+        num_engines = self._wanted.within(self._least, self._most)
         retired = self._unsettled(above=num_engines)
         engines = range(1, num_engines + 1)
-        self._tell([*engines, *retired])
+        self._members.keep(tuple(map(self._member, (*engines, *retired))))
+        self.is_at_rest = not self._members.content
         return [*map(self._make_engine, engines), *map(self._make_retired, retired)]
-
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether no engine was planned at the last call, and no journal was left to settle."""
-        return self._members == []
-
-    def _num_wanted(self) -> int:
-        if (at := list(map(changed_at, wanted_paths(self._home)))) != self._wanted_at:
-            self._wanted_at = at
-            try:
-                self._wanted = read_wanted_by_all(self._home)
-            except PoolFileDamaged as error:
-                logger.error("%s", error)
-        if self._wanted == 0:
-            return 0
-        return min(max(self._wanted or 0, self._least), self._most)
 
     def _unsettled(self, above: int) -> list[int]:
         """Numbers of earlier engines above `above` whose journals are not settled yet."""
         return [number for number in unsettled_engines(self._home) if number > above]
 
-    def _tell(self, numbers: list[int]) -> None:
-        members = [self._member(number) for number in numbers]
-        # Without the file the gateway would see no engine at all.
-        if members != self._members or not changed_at(members_path(self._home)):
-            write_members(members_path(self._home), members)
-            self._members = members
-
     def _member(self, number: int) -> Member:
-        endpoint = Endpoint.of_socket(self._folder(number) / "engine.sock")
-        return Member(self._prefix + engine_name(number), endpoint.address)
-
-    def _folder(self, number: int) -> Path:
-        return self._home / engine_name(number)
+        name = engine_name(number)
+        endpoint = Endpoint.of_socket(self._home / name / "engine.sock")
+        return Member(self._prefix + name, endpoint.address)

@@ -20,14 +20,7 @@ from server.launch.placer_config import (
 )
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
-from server.pool.files import (
-    PoolFileDamaged,
-    members_path,
-    read_members,
-    read_wanted_by_all,
-    wanted_path,
-    write_wanted,
-)
+from server.pool.files import WantedEngines, members_file, wanted_file
 from server.pool.keys import PoolKeys
 
 _PLACER_STOP_S = 15.0
@@ -44,7 +37,7 @@ class PlacedEngines:
     """
 
     def __init__(self, home: Home, pool_dir: Path, environment: Mapping[str, str]) -> None:
-        self._home = home
+        self._wanted, self._members = WantedEngines(home.folder), members_file(home.folder)
         self._pool_dir = pool_dir
         command = (sys.executable, "-m", "server.cluster.placer", str(config_path(home)))
         name = f"{home.prefix}placer"
@@ -56,12 +49,9 @@ class PlacedEngines:
     @property
     def is_at_rest(self) -> bool:
         """Whether no engine is wanted, none is left, and every journal is settled."""
-        try:
-            wanted = read_wanted_by_all(self._home.folder)
-            members = read_members(members_path(self._home.folder))
-        except PoolFileDamaged:
+        if self._wanted.latest() != 0 or self._members.latest():
             return False
-        return wanted == 0 and not members and not unsettled_engines(self._pool_dir)
+        return not unsettled_engines(self._pool_dir)
 
 
 class RayCluster:
@@ -113,7 +103,7 @@ class RayCluster:
         pool_dir = Path(config.pool_dir)
         if not unsettled_engines(pool_dir):
             return None
-        write_wanted(wanted_path(home.folder), 0)
+        wanted_file(home.folder).write(0)
         write_private(config_path(home), asdict(replace(config, **self._cluster)))
         return PlacedEngines(home, pool_dir, self._environment)
 

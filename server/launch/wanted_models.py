@@ -6,7 +6,7 @@ from typing import Literal
 
 from server.launch.model_settings import threads_for
 from server.launch.settings import InvalidSetting, Settings
-from server.pool.base_files import ModelChanges
+from server.pool.files import ModelChanges
 from server.text.json_object import JsonObject
 
 

@@ -1,32 +1,122 @@
-"""The files in `HOME/pool/` through which the placer of a pool and the gateways communicate.
+"""Control files: JSON files by which supervisor, placer and gateways of one machine communicate.
 
-members.json   by the placer: every engine that a gateway connects to, also those that are leaving
-wanted.json    by the gateway: how many engines should run, 0 for none; else the settings do. Of
-               several gateways, number 2 writes wanted-2.json; the most that one wants counts
+HOME/pool/members.json   by the placer: every engine that a gateway connects to, also those that are
+                         leaving
+HOME/pool/wanted.json    by the gateway: how many engines should run, 0 for none; else the settings
+                         do. Of several gateways, number 2 writes wanted-2.json, and the highest
+                         number counts
+DATA_DIR/bases.json      by the supervisor: every base model that there is, also those whose engines
+                         are going
+DATA_DIR/models.json     by the gateway: the base models that were added while it ran, and those
+                         that are drained
 
-Each file is written whole, so that a reader finds the old or the new one. A reader follows the time
-of the last change (`changed_at`), and keeps the former content when a file is damaged.
+HOME is the folder of a base model. Each file is written whole, so that a reader finds the old or
+the new one.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 from engine.endpoint import Endpoint
+from server.text.json_object import JsonObject
+
+logger = logging.getLogger(__name__)
 
 MAX_ENGINES = 64
 """Most engines of one pool."""
 _MAX_FILE_BYTES = 1 << 20
 
+Content = TypeVar("Content")
 
-class PoolFileDamaged(Exception):
+
+class ControlFileDamaged(Exception):
     """The file was not written by this module, or was edited by hand."""
 
     def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} is no control file ({reason}); remove it, it is written anew.")
+
+
+class ControlFile(Generic[Content]):
+    """A control file, followed or written by one process.
+
+    content: what was last read or written; at first, and where there is no file, `empty`.
+    decode: makes the content of the file's object, and raises for any other object.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        empty: Content,
+        decode: Callable[[Any], Content],
+        encode: Callable[[Content], JsonObject],
+    ) -> None:
         self.path = path
-        super().__init__(f"{path} is no list of engines ({reason}); remove it, it is written anew.")
+        self.content = self._empty = empty
+        self._decode = decode
+        self._encode = encode
+        self._seen_at = 0
+        self._has_written = False
+
+    @property
+    def changed_at(self) -> int:
+        """Time of the last change in nanoseconds; 0 for no file."""
+        try:
+            return self.path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def read(self) -> Content:
+        """Read the content. Raises ControlFileDamaged, OSError."""
+        try:
+            with self.path.open("rb") as file:
+                return self._decode(json.loads(file.read(_MAX_FILE_BYTES)))
+        except FileNotFoundError:
+            return self._empty
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ControlFileDamaged(self.path, repr(error)) from error
+
+    def look(self) -> bool:
+        """Read the content if the file has changed. Returns whether it was read.
+
+        The former content is kept while the file is damaged.
+        """
+        if (at := self.changed_at) == self._seen_at:
+            return False
+        self._seen_at = at
+        try:
+            self.content = self.read()
+        except (ControlFileDamaged, OSError) as error:
+            logger.error("%s", error)
+            return False
+        return True
+
+    def latest(self) -> Content:
+        """Look, and return the content."""
+        self.look()
+        return self.content
+
+    def look_again(self) -> None:
+        """Have the next look read the file, although it has not changed."""
+        self._seen_at = -1
+
+    def write(self, content: Content) -> None:
+        self.path.parent.mkdir(mode=0o700, exist_ok=True)
+        draft = self.path.with_suffix(".part")
+        draft.write_text(json.dumps(self._encode(content), indent=2) + "\n")
+        draft.rename(self.path)
+        self.content, self._seen_at, self._has_written = content, self.changed_at, True
+
+    def keep(self, content: Content) -> None:
+        """Write the content if it is not what was written last, or if the file was deleted."""
+        if not self._has_written or content != self.content or not self.changed_at:
+            self.write(content)
+
+
+# ---- the engines of one base model ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +132,128 @@ class Member:
         return Endpoint(self.address, self.server_key)
 
 
-def members_path(data_dir: Path) -> Path:
-    return data_dir / "pool" / "members.json"
+def members_file(home: Path) -> ControlFile[tuple[Member, ...]]:
+    """The engines of a base model."""
+
+    def decode(found: Any) -> tuple[Member, ...]:
+        members = tuple(Member(**engine) for engine in found["engines"])
+        if not all(isinstance(value, str) for each in members for value in asdict(each).values()):
+            raise ValueError("a member has a name, an address and a key")
+        if len({member.name for member in members}) < len(members):
+            raise ValueError("two members have one name")
+        return members
+
+    path = home / "pool" / "members.json"
+    return ControlFile(path, (), decode, lambda members: {"engines": list(map(asdict, members))})
 
 
-def wanted_path(data_dir: Path, number: int = 1) -> Path:
-    """The file of gateway number 1, 2 and so on."""
-    return data_dir / "pool" / f"{numbered('wanted', number)}.json"
+def wanted_file(home: Path, number: int = 1) -> ControlFile[int | None]:
+    """How many engines gateway number 1, 2 and so on wants; None before it has said.
+
+    0 is a pool at rest: its base model sleeps, is drained or goes.
+    """
+    return _wanted_file(home / "pool" / f"{numbered('wanted', number)}.json")
 
 
-def wanted_paths(data_dir: Path) -> list[Path]:
+def wanted_files(home: Path) -> list[ControlFile[int | None]]:
     """The files of all gateways that have written one."""
-    return sorted(data_dir.glob("pool/wanted*.json"))
+    return list(map(_wanted_file, sorted(home.glob("pool/wanted*.json"))))
+
+
+class WantedEngines:
+    """How many engines the gateways of a base model want; a damaged file changes nothing."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._seen_at: list[int] = []
+        self._wanted: int | None = None
+
+    def latest(self) -> int | None:
+        """The most that a gateway wants; None if none has said."""
+        files = wanted_files(self._home)
+        if (at := [file.changed_at for file in files]) != self._seen_at:
+            self._seen_at = at
+            try:
+                found = [number for file in files if (number := file.read()) is not None]
+                self._wanted = max(found, default=None)
+            except ControlFileDamaged as error:
+                logger.error("%s", error)
+        return self._wanted
+
+    def within(self, least: int, most: int) -> int:
+        """The number with its bounds, which hold for all but 0."""
+        wanted = self.latest()
+        return 0 if wanted == 0 else min(max(wanted or 0, least), most)
+
+
+def _wanted_file(path: Path) -> ControlFile[int | None]:
+    def decode(found: Any) -> int | None:
+        wanted: object = found.get("engines")
+        if wanted is None or (type(wanted) is int and 0 <= wanted <= MAX_ENGINES):
+            return wanted
+        raise ValueError(f"engines is {wanted!r}")
+
+    return ControlFile(path, None, decode, lambda engines: {"engines": engines})
+
+
+# ---- all base models ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseEntry:
+    """A base model as the supervisor runs it.
+
+    name: the model's name for clients.   home: folder of its engines and of its control files.
+    model_dir: folder of the model; "" while the model is prepared, if it could not be prepared
+    (then `problem` says why), and for a base of which nothing but journals is left.
+    settings: the settings that are in force for this base model, as `Settings` dumps them.
+    origin: whether the settings or the gateway (`models.json`) name it.
+    is_former: it was removed or replaced; the gateway decides when its engines go, by writing 0
+    into `wanted_file(home)`. The entry goes when all their journals are settled.
+    """
+
+    name: str
+    home: str
+    model_dir: str = ""
+    base_revision: str = ""
+    settings: JsonObject = field(default_factory=dict)
+    origin: Literal["settings", "added"] = "settings"
+    is_former: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChanges:
+    """The changes that an operator asked for while the gateway ran.
+
+    added: settings of base models, each as a table of `[[models]]`.   drained: names of those that
+    take no requests.
+    """
+
+    added: tuple[JsonObject, ...] = ()
+    drained: tuple[str, ...] = ()
+
+
+def bases_file(data_dir: Path) -> ControlFile[Sequence[BaseEntry]]:
+    """The base models that there are."""
+
+    def decode(found: Any) -> Sequence[BaseEntry]:
+        return tuple(BaseEntry(**entry) for entry in found["bases"])
+
+    path = data_dir / "bases.json"
+    return ControlFile(path, (), decode, lambda bases: {"bases": list(map(asdict, bases))})
+
+
+def changes_file(data_dir: Path) -> ControlFile[ModelChanges]:
+    """The changes that an operator asked for."""
+
+    def decode(found: Any) -> ModelChanges:
+        return ModelChanges(tuple(found.get("added", ())), tuple(found.get("drained", ())))
+
+    return ControlFile(data_dir / "models.json", ModelChanges(), decode, asdict)
+
+
+# ---- names ----
 
 
 def gateway_socket(data_dir: Path, number: int) -> Path:
@@ -64,72 +264,3 @@ def gateway_socket(data_dir: Path, number: int) -> Path:
 def numbered(name: str, number: int) -> str:
     """The name of number 1, 2 and so on: "gateway", "gateway-2"."""
     return name if number == 1 else f"{name}-{number}"
-
-
-def changed_at(path: Path) -> int:
-    """Time of the last change in nanoseconds, to be compared with an earlier one; 0 for no file."""
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
-
-
-def read_members(path: Path) -> tuple[Member, ...]:
-    """The engines in the file; empty if there is no file yet. Raises PoolFileDamaged."""
-    found = read_file(path, {"engines": []})
-    try:
-        members = tuple(Member(**engine) for engine in found["engines"])
-    except (TypeError, KeyError) as error:
-        raise PoolFileDamaged(path, repr(error)) from error
-    if not all(isinstance(value, str) for member in members for value in asdict(member).values()):
-        raise PoolFileDamaged(path, "a member has a name, an address and a key")
-    if len({member.name for member in members}) < len(members):
-        raise PoolFileDamaged(path, "two members have one name")
-    return members
-
-
-def write_members(path: Path, members: Sequence[Member]) -> None:
-    write_file(path, {"engines": [asdict(member) for member in members]})
-
-
-def read_wanted(path: Path) -> int | None:
-    """How many engines should run; None if there is no file. Raises PoolFileDamaged.
-
-    0 is a pool at rest: its base model sleeps, is drained or goes.
-    """
-    wanted = read_file(path, {"engines": None}).get("engines")
-    if wanted is not None and (type(wanted) is not int or not 0 <= wanted <= MAX_ENGINES):
-        raise PoolFileDamaged(path, f"engines is {wanted!r}")
-    return wanted
-
-
-def read_wanted_by_all(data_dir: Path) -> int | None:
-    """The most engines that a gateway wants; None if there is no file. Raises PoolFileDamaged."""
-    found = map(read_wanted, wanted_paths(data_dir))
-    return max((number for number in found if number is not None), default=None)
-
-
-def write_wanted(path: Path, engines: int) -> None:
-    write_file(path, {"engines": engines})
-
-
-def read_file(path: Path, default: dict[str, Any]) -> dict[str, Any]:
-    """The JSON object in a file; the default if there is no file. Raises PoolFileDamaged."""
-    try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(_MAX_FILE_BYTES))
-    except FileNotFoundError:
-        return default
-    except ValueError as error:
-        raise PoolFileDamaged(path, str(error)) from error
-    if not isinstance(found, dict):
-        raise PoolFileDamaged(path, "it holds no object")
-    return found
-
-
-def write_file(path: Path, content: dict[str, Any]) -> None:
-    """Write a file whole, so that a reader finds the old or the new content."""
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    draft = path.with_suffix(".part")
-    draft.write_text(json.dumps(content, indent=2) + "\n")
-    draft.rename(path)

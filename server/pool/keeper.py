@@ -22,13 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 from server.database.clock import now_ms
 from server.pool.autoscaler import SLO_SHARE, Autoscaler, pool_figures
-from server.pool.files import (
-    PoolFileDamaged,
-    read_wanted,
-    read_wanted_by_all,
-    wanted_path,
-    write_wanted,
-)
+from server.pool.files import WantedEngines, wanted_file
 from server.pool.first_tokens import FirstTokens
 from server.pool.running import Running
 
@@ -156,7 +150,8 @@ class Waking:
 class Keeper:
     """The keeper of one pool; `run` is its background task.
 
-    home: folder of the pool's files.   number: of this gateway among those of the machine.
+    home: folder of the pool's control files.   number: of this gateway among those of the
+    machine.
     state: as in the module's docstring; set by this alone.
     decisions: the last that this gateway told the placer, the newest first.
     """
@@ -175,11 +170,11 @@ class Keeper:
         self.decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
         self._engines = engines
         self._running = running
-        self._path = wanted_path(home, number)
+        self._file = wanted_file(home, number)
         self._config = config
         self._clock = clock
-        self._told = _read(lambda: read_wanted(self._path))
-        in_force = _read(lambda: read_wanted_by_all(home))
+        self._told = self._file.latest()
+        in_force = WantedEngines(home).latest()
         self._autoscaler = Autoscaler(
             least=config.least,
             most=config.most,
@@ -259,7 +254,7 @@ class Keeper:
     def leave(self) -> None:
         """Want nothing any more, as the gateway ends and others decide."""
         if not self._config.is_alone:
-            self._path.unlink(missing_ok=True)
+            self._file.path.unlink(missing_ok=True)
 
     # ---- the background task ----
 
@@ -308,19 +303,11 @@ class Keeper:
         is_least = self._told is None and wanted == self._config.least
         if wanted == self._told or (is_least and self._config.is_alone):
             return
-        logger.info("%s: %d engines are wanted", self._path.parents[1].name, wanted)
+        logger.info("%s: %d engines are wanted", self._file.path.parents[1].name, wanted)
         try:
-            write_wanted(self._path, wanted)
+            self._file.write(wanted)
         except OSError as error:  # the next turn tries again
-            logger.error("%s cannot be written: %s", self._path, error)
+            logger.error("%s cannot be written: %s", self._file.path, error)
         else:
             self._told = wanted
             self.decisions.appendleft(Decision(now_ms(), wanted, reason))
-
-
-def _read(read: Callable[[], int | None]) -> int | None:
-    try:
-        return read()
-    except PoolFileDamaged as error:
-        logger.error("%s", error)
-        return None

@@ -22,8 +22,7 @@ from server.database.clock import now_ms
 from server.database.database import DEFAULT_FILE, Database
 from server.launch.plan import prepare
 from server.launch.secrets import load_or_create_secret
-from server.pool.base_files import bases_path, write_bases
-from server.pool.files import Member, members_path, write_members
+from server.pool.files import Member, bases_file, members_file
 from tests.crash.checks import Books, all_wrong
 from tests.crash.children import DEMO, settings_for
 from tests.crash.load import Seen, send_all
@@ -77,9 +76,9 @@ def run(plan: Plan, furnished: Path, folder: Path, database_url: str | None) -> 
     """
     shutil.copytree(furnished, folder)
     endpoint = Endpoint.of_socket(folder / "engine" / "engine.sock")
-    write_members(members_path(folder), [Member("engine", endpoint.address)])
+    members_file(folder).write([Member("engine", endpoint.address)])
     settings = settings_for(folder, database_url or f"sqlite:///{folder / DEFAULT_FILE}")
-    write_bases(bases_path(folder), demo_entries(settings))  # the copied one names another folder
+    bases_file(folder).write(demo_entries(settings))  # the copied one names another folder
     nursery = Nursery(folder / "log")
     result = Result(plan.seed)
     try:

@@ -20,7 +20,7 @@ from engine.meter import TokenMeter
 from server.billing.audit.run import audit
 from server.billing.tables import usage_events
 from server.database.database import Database
-from server.pool.files import members_path, read_members, wanted_path, write_wanted
+from server.pool.files import members_file, wanted_file
 from tests.e2e.stack import Stack, Tenant, running
 from tests.e2e.streams import Streamed, engines, num_generated, run_streams, wait_until_ready
 
@@ -106,7 +106,7 @@ def test_a_pool_grows_under_load_and_shrinks_again_and_no_request_notices(pool: 
         pool.wait(lambda: num_generated(pool)["engine-3"] > 0)
         load.set_workers(5)
         engine_pid = pool.pid("engine-3")
-        write_wanted(wanted_path(pool.data_dir), 2)
+        wanted_file(pool.data_dir).write(2)
         pool.wait(lambda: states(pool)["engine-3"] == "leaving")
         pool.wait(lambda: pool.pid("engine-3") != engine_pid)
         # A stand-in follows the engine and stays a member: holds there may still be open.
@@ -200,6 +200,6 @@ def test_what_a_smaller_pool_does_not_start_again_is_billed_all_the_same(
         assert {event["amount_nanousd"] for event in events} == {0}
         answer = stack.client(tenant.api_key).post("/v1/completions", json=BODY | {"prompt": [5]})
         assert answer.status_code == 200
-        names = [member.name for member in read_members(members_path(stack.data_dir))]
+        names = [member.name for member in members_file(stack.data_dir).read()]
         assert set(names) >= {"engine", LOST}
         assert not is_settled(stack.data_dir / LOST), "a hold might still be open"

@@ -24,7 +24,7 @@ from server.launch.engine_template import EngineTemplate
 from server.launch.homes import Home
 from server.launch.placer_config import PlacerConfig
 from server.launch.settings import Settings
-from server.pool.files import Member, members_path, read_members, wanted_path, write_members
+from server.pool.files import Member, members_file, wanted_file
 from server.pool.keys import PoolKeys
 
 KEYS = PoolKeys.of("1" * 64)
@@ -102,7 +102,7 @@ def test_an_engine_whose_address_is_not_known_for_the_moment_stays_where_it_was(
     members = []
     for _ in range(3):
         placer.turn()
-        members.append({m.name: m.address for m in read_members(members_path(tmp_path))})
+        members.append({m.name: m.address for m in members_file(tmp_path).read()})
     assert members == [
         {"engine": "tcp://a:1"},
         {"engine": "tcp://a:1", "engine-2": "tcp://b:2"},
@@ -115,10 +115,10 @@ def test_a_placer_that_comes_back_remembers_the_cluster_and_not_a_pool_on_one_ma
 ):
     far = Member("engine-2", "tcp://b:2", KEYS.engine.public)
     (tmp_path / "pool").mkdir()
-    write_members(members_path(tmp_path), [Member("engine", "ipc:///engine.sock"), far])
+    members_file(tmp_path).write([Member("engine", "ipc:///engine.sock"), far])
     placer, _ = make_placer(tmp_path, monkeypatch, [answer(engine="", engine_2="")])
     placer.turn()
-    assert read_members(members_path(tmp_path)) == (far,)
+    assert members_file(tmp_path).read() == (far,)
 
 
 def test_a_coordinator_that_was_started_again_is_joined_again(tmp_path, monkeypatch):
@@ -126,7 +126,7 @@ def test_a_coordinator_that_was_started_again_is_joined_again(tmp_path, monkeypa
     for _ in range(3):
         placer.turn()
     assert seen.joins == 2
-    assert read_members(members_path(tmp_path)) == ()
+    assert members_file(tmp_path).read() == ()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_coordinator_that_was_started_again_is_joined_again(tmp_path, monkeypa
 def test_what_is_wanted_lies_between_the_bounds(tmp_path, monkeypatch, written, wanted):
     placer, seen = make_placer(tmp_path, monkeypatch, [answer()])
     if written is not None:
-        wanted_path(tmp_path).write_text(json.dumps({"engines": written}))
+        wanted_file(tmp_path).path.write_text(json.dumps({"engines": written}))
     placer.turn()
     assert seen.wanted == [wanted]
 

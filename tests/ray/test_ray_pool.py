@@ -18,7 +18,7 @@ from engine.meter import TokenMeter
 from server.billing.audit.run import audit
 from server.billing.tables import holds, usage_events
 from server.database.database import Database
-from server.pool.files import wanted_path, write_wanted
+from server.pool.files import wanted_file
 from tests.e2e.base_models import tables
 from tests.e2e.stack import Stack
 from tests.e2e.streams import Streamed, engines, run_streams, wait_until_ready
@@ -131,7 +131,7 @@ def check(
 
 def test_the_pool_grows_and_shrinks_while_it_serves(pool: ClusterStack) -> None:
     tenant = pool.tenant("globex")
-    write_wanted(wanted_path(pool.data_dir), 3)
+    wanted_file(pool.data_dir).write(3)
     wait_until_ready(pool, 3)
     third = engines(pool)["engine-3"]["engine_id"]
 
@@ -139,7 +139,7 @@ def test_the_pool_grows_and_shrinks_while_it_serves(pool: ClusterStack) -> None:
         async with asyncio.TaskGroup() as group:
             streams = group.create_task(run_streams(pool, tenant, NUM_STREAMS, NUM_TOKENS))
             await asyncio.sleep(1.0)
-            write_wanted(wanted_path(pool.data_dir), 2)
+            wanted_file(pool.data_dir).write(2)
         return streams.result()
 
     streams = asyncio.run(shrink())

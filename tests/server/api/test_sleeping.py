@@ -6,7 +6,7 @@ import pytest
 
 from server.billing.budgets import Budget, set_budget
 from server.limits.memory import MemoryLimiter
-from server.pool.files import read_wanted_by_all
+from server.pool.files import WantedEngines
 from server.pool.keeper import Keeper, KeeperConfig
 from tests.server.bases import change_base
 from tests.server.factories import NOW_MS
@@ -83,7 +83,7 @@ def test_a_request_that_is_refused_wakes_nothing(sleep, product, whose, code):
     user, changes = whose(product)
     answer = chat(user, **changes)
     assert answer.json()["error"]["code"] == code
-    assert (sleep.state, read_wanted_by_all(sleep.home)) == ("asleep", 0)
+    assert (sleep.state, WantedEngines(sleep.home).latest()) == ("asleep", 0)
 
 
 @pytest.mark.parametrize(("whose", "code"), REFUSED)
@@ -94,7 +94,7 @@ def test_requests_that_are_refused_keep_nothing_awake(sleep, product, whose, cod
     for _ in range(7):
         assert chat(user, **changes).json()["error"]["code"] == code
         sleep.pass_time(10)
-    assert (sleep.state, read_wanted_by_all(sleep.home)) == ("asleep", 0)
+    assert (sleep.state, WantedEngines(sleep.home).latest()) == ("asleep", 0)
 
 
 @pytest.mark.parametrize(("whose", "code"), REFUSED)
@@ -128,7 +128,7 @@ def test_a_request_that_may_run_wakes_it_and_has_nothing_charged_if_that_takes_l
     for _ in range(4):
         answer = user.call("POST", "/v1/completions", ask)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_waking")
-    assert (sleep.state, read_wanted_by_all(sleep.home)) == ("awake", 1)
+    assert (sleep.state, WantedEngines(sleep.home).latest()) == ("awake", 1)
     product.engines.is_ready = True
     sleep.pass_time(1)
     answer = user.call("POST", "/v1/completions", ask)

@@ -24,14 +24,7 @@ from server.launch.placed_engines import PlacedEngines, RayCluster
 from server.launch.placer_config import PlacerConfig
 from server.launch.plan import resolve_settings
 from server.launch.settings import Settings
-from server.pool.files import (
-    Member,
-    members_path,
-    read_wanted,
-    wanted_path,
-    write_members,
-    write_wanted,
-)
+from server.pool.files import Member, members_file, wanted_file
 from server.pool.keys import PoolKeys
 
 MODEL = Path(demo.__file__).parent / "model"
@@ -225,11 +218,11 @@ def test_a_pool_is_at_rest_when_nothing_is_wanted_and_every_journal_is_settled(t
     engines = PlacedEngines(home, tmp_path / "pool", {})
     home.folder.mkdir()
     assert not engines.is_at_rest
-    write_wanted(wanted_path(home.folder), 0)
+    wanted_file(home.folder).write(0)
     assert engines.is_at_rest
-    write_members(members_path(home.folder), [Member("slug.engine", "tcp://a:1")])
+    members_file(home.folder).write([Member("slug.engine", "tcp://a:1")])
     assert not engines.is_at_rest
-    write_members(members_path(home.folder), [])
+    members_file(home.folder).write([])
     (tmp_path / "pool" / "engine" / "journal").mkdir(parents=True)
     assert not engines.is_at_rest
     mark_settled(tmp_path / "pool" / "engine")
@@ -245,7 +238,7 @@ def test_what_an_earlier_pool_left_is_settled_by_its_own_placer_on_the_cluster_o
     (Path(config.pool_dir) / "engine" / "journal").mkdir()
     (placer,) = place.settle(home)()
     assert placer.command[-1] == str(settings.data_dir / "placer.json")
-    assert read_wanted(wanted_path(settings.data_dir)) == 0
+    assert wanted_file(settings.data_dir).read() == 0
     assert config.address_file
     now = PlacerConfig.read(settings.data_dir / "placer.json")
     assert now == dataclasses.replace(config, address="10.0.0.1:6379", address_file="")

@@ -15,16 +15,7 @@ from server.faults import Conflict, NotFound
 from server.inference.base_follower import MAX_MODELS, BaseFollower
 from server.inference.bases import Bases
 from server.inference.served_base import ServedBase
-from server.pool.base_files import (
-    BaseEntry,
-    ModelChanges,
-    bases_path,
-    changes_path,
-    read_changes,
-    write_bases,
-    write_changes,
-)
-from server.pool.files import read_wanted, wanted_path
+from server.pool.files import BaseEntry, ModelChanges, bases_file, changes_file, wanted_file
 from server.pool.keeper import Keeper, KeeperConfig
 from server.pool.running import Running, RunningRequest
 from tests.server.fake_engines import FakeEngines
@@ -81,8 +72,8 @@ class World:
 
     def tell(self, *entries: BaseEntry) -> None:
         """Write what a supervisor writes, and have the follower act on it."""
-        write_bases(bases_path(self.folder), entries)
-        self.follower._read_at = 0
+        bases_file(self.folder).write(entries)
+        self.follower._listed.look_again()
         self.look()
 
     def look(self) -> None:
@@ -127,7 +118,7 @@ def test_a_replaced_model_serves_until_its_successor_has_an_engine(world: World)
     world.tell(new, former)
     assert world.home_of("a") == old.home
     assert world.bases.serving(BaseRef("a 2", "a", "its only one")) is None
-    assert read_wanted(wanted_path(Path(old.home))) is None
+    assert wanted_file(Path(old.home)).read() is None
     world.engines[new.home].is_ready = True
     base = world.bases.at(old.home)
     assert base is not None
@@ -135,14 +126,14 @@ def test_a_replaced_model_serves_until_its_successor_has_an_engine(world: World)
     world.look()
     assert world.home_of("a") == new.home
     assert world.bases.models.revisions == ("a 2",)
-    assert read_wanted(wanted_path(Path(old.home))) is None, "a request is under way there"
+    assert wanted_file(Path(old.home)).read() is None, "a request is under way there"
     assert world.bases.find_running("r") is not None
     base.running.remove(request())
     world.look()
-    assert read_wanted(wanted_path(Path(old.home))) is None, "others may have chosen it before"
+    assert wanted_file(Path(old.home)).read() is None, "others may have chosen it before"
     world.now_s += 5
     world.look()
-    assert read_wanted(wanted_path(Path(old.home))) == 0
+    assert wanted_file(Path(old.home)).read() == 0
     world.tell(new)
     assert world.bases.at(old.home) is None
 
@@ -195,7 +186,7 @@ def test_a_drained_model_takes_nothing_keeps_its_place_and_stays_drained(world: 
     world.tell(entry)
     world.follower.drain("a")
     world.look()
-    assert read_wanted(wanted_path(Path(entry.home))) == 0
+    assert wanted_file(Path(entry.home)).read() == 0
     assert world.follower.state_of(entry) == "drained"
     assert world.home_of("a") == entry.home
     again = World(world.folder)
@@ -206,8 +197,8 @@ def test_a_drained_model_takes_nothing_keeps_its_place_and_stays_drained(world: 
     world.look()
     assert world.follower.state_of(entry) == "starting", "another gateway takes it over"
     again.look()
-    assert read_wanted(wanted_path(Path(entry.home))) == 1
-    assert read_changes(changes_path(world.folder)).drained == ()
+    assert wanted_file(Path(entry.home)).read() == 1
+    assert changes_file(world.folder).read().drained == ()
 
 
 def test_what_is_added_is_written_for_the_supervisor_and_replaced_under_its_name(
@@ -217,11 +208,11 @@ def test_what_is_added_is_written_for_the_supervisor_and_replaced_under_its_name
     assert world.follower.add({"model": "/models/b"}, "b")
     assert not world.follower.add({"model": "/models/b"}, "b")
     assert world.follower.add({"model": "/models/b", "quantization": "int8"}, "b")
-    (table,) = read_changes(changes_path(world.folder)).added
+    (table,) = changes_file(world.folder).read().added
     assert table == {"model": "/models/b", "quantization": "int8", "model_name": "b"}
     world.tell(world.entry("a"), world.entry("b", origin="added"))
     world.follower.remove("b")
-    assert read_changes(changes_path(world.folder)) == ModelChanges()
+    assert changes_file(world.folder).read() == ModelChanges()
 
 
 def test_models_of_the_settings_are_changed_in_the_settings(world: World) -> None:
@@ -236,7 +227,7 @@ def test_models_of_the_settings_are_changed_in_the_settings(world: World) -> Non
 
 def test_no_more_models_are_added_than_may_be(world: World) -> None:
     tables = tuple({"model": "m", "model_name": f"m{number}"} for number in range(MAX_MODELS))
-    write_changes(changes_path(world.folder), ModelChanges(added=tables))
+    changes_file(world.folder).write(ModelChanges(added=tables))
     asyncio.run(world.follower.start())
     with pytest.raises(Conflict, match="remove one first"):
         world.follower.add({"model": "m"}, "one-more")
@@ -255,11 +246,3 @@ def test_a_model_that_comes_while_the_ledger_is_away_is_served_when_it_is_back(
     world.look()
     assert world.home_of("b") == b.home
     assert world.announced == ["a", "b"]
-
-
-def test_a_damaged_list_changes_nothing(world: World) -> None:
-    world.tell(world.entry("a"))
-    bases_path(world.folder).write_text("{")
-    world.follower._read_at = 0
-    world.look()
-    assert world.bases.default.model_id == "a"

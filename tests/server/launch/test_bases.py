@@ -1,6 +1,5 @@
 """The base models of `chorale serve` as they come, are replaced and go, with fake models."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,15 +14,7 @@ from server.launch.local_engines import ThisMachine
 from server.launch.model_loader import ModelLoader
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
-from server.pool.base_files import (
-    ModelChanges,
-    bases_path,
-    changes_path,
-    read_bases,
-    write_bases,
-    write_changes,
-)
-from server.pool.files import members_path, read_members, read_wanted, wanted_path, write_wanted
+from server.pool.files import ModelChanges, bases_file, changes_file, members_file, wanted_file
 
 GATEWAY = ChildSpec("gateway", ("gateway",), {})
 REVISIONS = {"a": "aaaaaaaa1", "b": "bbbbbbbb2", "c": "cccccccc3"}
@@ -79,13 +70,13 @@ class World:
     @property
     def entries(self):
         self.bases()
-        return read_bases(bases_path(self.data_dir))
+        return bases_file(self.data_dir).read()
 
     def home(self, slug):
         return self.data_dir / "bases" / slug
 
     def add(self, *tables):
-        write_changes(changes_path(self.data_dir), ModelChanges(tables))
+        changes_file(self.data_dir).write(ModelChanges(tables))
         self.finish()
 
     def run(self, folder):
@@ -117,7 +108,7 @@ def test_the_first_model_lives_where_a_single_one_does_and_the_others_beside_it(
     ]  # fmt: skip
     assert world.bases()[-1] is GATEWAY
     assert told(world) == [("a", "d", ""), ("b", "b-bbbbbbbb", "")]
-    members = read_members(members_path(world.home("b-bbbbbbbb")))
+    members = members_file(world.home("b-bbbbbbbb")).read()
     assert [member.name for member in members] == ["b-bbbbbbbb.engine", "b-bbbbbbbb.engine-2"]
     assert members[1].address == f"ipc://{world.home('b-bbbbbbbb')}/engine-2/engine.sock"
     assert (world.home("b-bbbbbbbb") / "b-bbbbbbbb.engine-2.json").exists()
@@ -125,7 +116,7 @@ def test_the_first_model_lives_where_a_single_one_does_and_the_others_beside_it(
 
 def test_an_entry_has_the_settings_of_its_model_and_no_secret(world):
     world.start(A, {**B, "max_num_seqs": 3}, database_url="postgresql://u:secret@h/d")
-    assert "secret" not in bases_path(world.data_dir).read_text()
+    assert "secret" not in bases_file(world.data_dir).path.read_text()
     given = Settings.model_validate(
         world.settings(A, B, database_url="postgresql://u:secret@h/d").model_dump(mode="json")
     )
@@ -222,7 +213,7 @@ def test_what_an_earlier_model_left_is_settled_under_its_name(world):
 def test_a_home_is_settled_even_if_nobody_remembers_whose_it_was(world):
     world.start(A, B)
     world.run(world.home("b-bbbbbbbb") / "engine")
-    bases_path(world.data_dir).write_text("damaged")
+    bases_file(world.data_dir).path.write_text("damaged")
     world.start(A)
     assert told(world)[1:] == [("b-bbbbbbbb", "b-bbbbbbbb", "former")]
     assert world.entries[1].base_revision == REVISIONS["b"]
@@ -232,9 +223,9 @@ def test_a_model_that_came_back_does_not_stay_at_rest_unless_it_may_sleep(world)
     world.start(A, B, {**C, "sleep_after_s": 60})
     homes = [world.data_dir, world.home("b-bbbbbbbb"), world.home("c-cccccccc")]
     for home in homes:
-        write_wanted(wanted_path(home), 0)
+        wanted_file(home).write(0)
     world.start(A, B, {**C, "sleep_after_s": 60})
-    assert [read_wanted(wanted_path(home)) for home in homes] == [None, None, 0]
+    assert [wanted_file(home).read() for home in homes] == [None, None, 0]
     assert "c-cccccccc.engine engine" not in world.children
 
 
@@ -243,7 +234,7 @@ def test_a_model_that_came_back_does_not_stay_at_rest_unless_it_may_sleep(world)
 
 def test_an_added_model_is_loaded_while_the_others_are_tended(world):
     world.start(A)
-    write_changes(changes_path(world.data_dir), ModelChanges((B,)))
+    changes_file(world.data_dir).write(ModelChanges((B,)))
     assert world.children == ["fetcher lora.fetch", "engine engine"]
     assert told(world) == [("a", "d", ""), ("b", "", "")]
     world.finish()
@@ -312,7 +303,7 @@ def test_a_removed_model_goes_when_the_gateway_wants_none_of_it_and_all_is_settl
     world.add()
     assert told(world) == [("a", "d", ""), ("b", "b-bbbbbbbb", "former")]
     assert "b-bbbbbbbb.engine engine" in world.children
-    write_wanted(wanted_path(home), 0)
+    wanted_file(home).write(0)
     assert "b-bbbbbbbb.engine engine.retired" in world.children
     assert len(world.entries) == 2
     mark_settled(home / "engine")
@@ -324,7 +315,7 @@ def test_a_removed_model_goes_when_the_gateway_wants_none_of_it_and_all_is_settl
 def test_a_replaced_model_serves_until_the_next_one_is_loaded_and_then_beside_it(world):
     world.start(A)
     world.add(B)
-    write_changes(changes_path(world.data_dir), ModelChanges(({**B, "engines": 2},)))
+    changes_file(world.data_dir).write(ModelChanges(({**B, "engines": 2},)))
     world.bases()
     assert told(world) == [("a", "d", ""), ("b", "", ""), ("b", "b-bbbbbbbb", "")]
     world.finish()
@@ -333,7 +324,7 @@ def test_a_replaced_model_serves_until_the_next_one_is_loaded_and_then_beside_it
     ]  # fmt: skip
     names = [child.split()[0] for child in world.children]
     assert len(set(names)) == len(names) == 7
-    write_wanted(wanted_path(world.home("b-bbbbbbbb")), 0)
+    wanted_file(world.home("b-bbbbbbbb")).write(0)
     world.bases()
     assert told(world) == [("a", "d", ""), ("b", "b-bbbbbbbb-2", "")]
 
@@ -378,23 +369,6 @@ def test_the_first_model_may_go_and_its_home_is_not_given_to_another(world):
     ]  # fmt: skip
 
 
-def test_a_damaged_list_changes_nothing(world):
-    world.start(A)
-    world.add(B)
-    changes_path(world.data_dir).write_text("[]")
-    world.bases()
-    assert told(world) == [("a", "d", ""), ("b", "b-bbbbbbbb", "")]
-
-
-def test_the_list_is_written_when_it_changes_or_was_deleted(world):
-    world.start(A)
-    path = bases_path(world.data_dir)
-    write_bases(path, [replace(world.entries[0], problem="kept as long as nothing changes")])
-    assert world.entries[0].problem
-    path.unlink()
-    assert world.entries[0].problem == ""
-
-
 # ---- what models share ----
 
 
@@ -414,7 +388,7 @@ def test_models_take_the_gpus_that_are_free_unless_they_name_theirs(world, monke
     assert "1 engines of 2 GPUs need 2, and there are 1 free" in world.entries[2].problem
     home = world.home("b-bbbbbbbb")
     world.bases.set_models(world.settings({**A, "engines": 2}))
-    write_wanted(wanted_path(home), 0)
+    wanted_file(home).write(0)
     world.finish()
     assert gpus()["c-cccccccc.engine"] == "5,7", "what has gone makes room"
 

@@ -7,7 +7,7 @@ import pytest
 from server.launch.errors import AddressInUse
 from server.launch.gateways import Gateways
 from server.launch.settings import Settings
-from server.pool.files import gateway_socket, wanted_path, write_wanted
+from server.pool.files import gateway_socket, wanted_file
 
 SHARED = {"database_url": "postgresql://localhost/x", "redis_url": "redis://localhost"}
 
@@ -68,9 +68,9 @@ def test_what_gateways_left_that_are_no_more_goes_to_the_first_one(tmp_path):
     (tmp_path / "unanswered").write_text("+a\n+cut")
     (tmp_path / "unanswered-3").write_text("+b\n+c\n-b\n+c")
     for number in (1, 3):
-        write_wanted(wanted_path(tmp_path, number), 2)
+        wanted_file(tmp_path, number).write(2)
     os.close(make(tmp_path)()[0].descriptors[0])
     assert (tmp_path / "unanswered").read_text() == "+a\n+b\n+c\n-b\n"
     assert not (tmp_path / "unanswered-3").exists()
-    assert wanted_path(tmp_path).exists()
-    assert not wanted_path(tmp_path, 3).exists()
+    assert wanted_file(tmp_path).path.exists()
+    assert not wanted_file(tmp_path, 3).path.exists()

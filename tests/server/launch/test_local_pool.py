@@ -1,7 +1,5 @@
 """The engines that should run on one machine, and the members file for gateways."""
 
-import shutil
-
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from engine.leaving import forget_settled, is_settled, mark_settled
 from server.launch.local_pool import LocalPool, engine_folders, engine_name
 from server.launch.supervisor import ChildSpec
-from server.pool.files import changed_at, members_path, read_members, wanted_path, write_wanted
+from server.pool.files import members_file, wanted_file
 
 
 def make_pool(data_dir, least=1, most=None, prefix=""):
@@ -37,23 +35,15 @@ def planned(pool):
 
 
 def members(data_dir):
-    return [member.name for member in read_members(members_path(data_dir))]
+    return [member.name for member in members_file(data_dir).read()]
 
 
 def test_members_of_another_home_have_its_prefix_and_their_folders_have_not(tmp_path):
     pool = make_pool(tmp_path, least=2, prefix="slug.")
     pool()
     assert members(tmp_path) == ["slug.engine", "slug.engine-2"]
-    found = read_members(members_path(tmp_path))
+    found = members_file(tmp_path).read()
     assert found[1].address == f"ipc://{tmp_path}/engine-2/engine.sock"
-
-
-def test_a_damaged_file_changes_nothing(tmp_path):
-    pool = make_pool(tmp_path, least=1, most=4)
-    write_wanted(wanted_path(tmp_path), 3)
-    assert len(planned(pool)) == 3
-    wanted_path(tmp_path).write_text("three")
-    assert len(planned(pool)) == 3
 
 
 def test_what_an_earlier_start_left_is_settled_whatever_its_number(tmp_path):
@@ -64,18 +54,6 @@ def test_what_an_earlier_start_left_is_settled_whatever_its_number(tmp_path):
     assert planned(make_pool(tmp_path)) == [
         "engine engine", "engine-2 retired", "engine-10 retired", "engine-99 retired",
     ]  # fmt: skip
-
-
-def test_the_members_are_written_only_when_they_change_or_were_deleted(tmp_path):
-    pool = make_pool(tmp_path, least=2)
-    pool()
-    written_at = changed_at(members_path(tmp_path))
-    for _ in range(3):
-        pool()
-    assert changed_at(members_path(tmp_path)) == written_at
-    shutil.rmtree(tmp_path / "pool")
-    pool()
-    assert members(tmp_path) == ["engine", "engine-2"]
 
 
 @example(2, 4, [("want", 3), ("run", 3), ("want", 2), ("settle", 3), ("want", 0), ("want", None)])
@@ -101,9 +79,9 @@ def test_whoever_has_something_to_settle_is_planned_and_known(tmp_path_factory, 
         folder = data_dir / engine_name(number or 1)
         if what == "want":
             if number is None:
-                wanted_path(data_dir).unlink(missing_ok=True)
+                wanted_file(data_dir).path.unlink(missing_ok=True)
             else:
-                write_wanted(wanted_path(data_dir), number)
+                wanted_file(data_dir).write(number)
             wanted = least if number is None else number
         elif what == "run" and f"{folder.name} engine" in planned(pool):
             (folder / "journal").mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from server.launch.model_folder import find_model
 from server.launch.plan import prepare, resolve_settings
 from server.launch.secrets import SecretMissing
 from server.launch.settings import Settings
-from server.pool.files import members_path, read_members, wanted_path, write_wanted
+from server.pool.files import members_file, wanted_file
 from server.text.tokenizer import Tokenizer
 
 MODEL = Path(demo.__file__).parent / "model"
@@ -203,7 +203,7 @@ def test_each_engine_has_a_folder_a_configuration_and_a_name_of_its_own(tmp_path
         assert configs[name].data_dir == str(settings.data_dir / name)
     first, *others = (dataclasses.replace(c, data_dir="") for c in configs.values())
     assert others == [first, first], "all other fields are the same"
-    members = read_members(members_path(settings.data_dir))
+    members = members_file(settings.data_dir).read()
     assert [member.name for member in members] == list(configs)
 
 
@@ -257,7 +257,7 @@ def test_engines_of_one_machine_share_its_gpus(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     given = {"engines": 1, "max_engines": 2, "tensor_parallel_size": 2}
     plan = prepare(make_settings(tmp_path, **given))
-    write_wanted(wanted_path(tmp_path / "data"), 2)
+    wanted_file(tmp_path / "data").write(2)
     gpus = {spec.name: spec.environment["CUDA_VISIBLE_DEVICES"] for spec in plan()}
     assert (gpus["engine"], gpus["engine-2"]) == ("4,5", "6,7")
     with pytest.raises(ServeError, match="3 engines of 2 GPUs need 6, and there are 4"):

@@ -6,7 +6,7 @@ import pytest
 
 from server.launch.settings import InvalidSetting, load_settings
 from server.launch.wanted_models import wanted_models
-from server.pool.base_files import ModelChanges
+from server.pool.files import ModelChanges
 
 
 @pytest.fixture(autouse=True)

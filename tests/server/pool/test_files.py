@@ -1,6 +1,7 @@
-"""Files that the placer and the gateway exchange: running engines, and how many should run."""
+"""Control files, which supervisor, placer and gateways exchange."""
 
 import json
+import shutil
 import threading
 
 import pytest
@@ -9,17 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engine.endpoint import Endpoint
-from server.pool.files import (
-    Member,
-    PoolFileDamaged,
-    changed_at,
-    members_path,
-    read_members,
-    read_wanted,
-    wanted_path,
-    write_members,
-    write_wanted,
-)
+from server.pool.files import ControlFileDamaged, Member, WantedEngines, members_file, wanted_file
 
 ONE = Member("engine", "ipc:///data/engine/engine.sock")
 FAR = Member("engine-2", "tcp://10.0.0.7:5555", "k" * 40)
@@ -34,16 +25,16 @@ FAR = Member("engine-2", "tcp://10.0.0.7:5555", "k" * 40)
 )
 def test_what_is_written_is_read(tmp_path_factory, members, engines):
     data_dir = tmp_path_factory.mktemp("data")
-    write_members(members_path(data_dir), members)
-    write_wanted(wanted_path(data_dir), engines)
-    assert read_members(members_path(data_dir)) == tuple(members)
-    assert read_wanted(wanted_path(data_dir)) == engines
+    members_file(data_dir).write(members)
+    wanted_file(data_dir).write(engines)
+    assert members_file(data_dir).read() == tuple(members)
+    assert wanted_file(data_dir).read() == engines
 
 
 def test_where_nobody_has_said_anything_there_is_nothing(tmp_path):
-    assert read_members(members_path(tmp_path)) == ()
-    assert read_wanted(wanted_path(tmp_path)) is None
-    assert changed_at(wanted_path(tmp_path)) == 0
+    assert members_file(tmp_path).read() == ()
+    assert wanted_file(tmp_path).read() is None
+    assert wanted_file(tmp_path).changed_at == 0
 
 
 def test_a_member_is_where_a_client_connects_to():
@@ -51,31 +42,31 @@ def test_a_member_is_where_a_client_connects_to():
 
 
 def test_the_files_are_as_the_other_side_expects_them(tmp_path):
-    write_members(members_path(tmp_path), [ONE])
-    write_wanted(wanted_path(tmp_path), 3)
+    members_file(tmp_path).write([ONE])
+    wanted_file(tmp_path).write(3)
     assert json.loads((tmp_path / "pool" / "members.json").read_text()) == {
         "engines": [{"name": "engine", "address": ONE.address, "server_key": ""}]
     }
     assert json.loads((tmp_path / "pool" / "wanted.json").read_text()) == {"engines": 3}
-    assert changed_at(wanted_path(tmp_path)) > 0
+    assert wanted_file(tmp_path).changed_at > 0
 
 
 def test_a_reader_finds_the_old_list_or_the_new_one_and_never_a_part(tmp_path):
-    path = members_path(tmp_path)
+    file = members_file(tmp_path)
     lists = [ONE], [ONE, FAR], [Member(f"engine-{i}", "x" * 500) for i in range(200)]
-    write_members(path, lists[0])
+    file.write(lists[0])
     is_over = threading.Event()
 
     def write():
         while not is_over.is_set():
             for members in lists:
-                write_members(path, members)
+                members_file(tmp_path).write(members)
 
     writer = threading.Thread(target=write)
     writer.start()
     try:
         for _ in range(60):
-            assert len(read_members(path)) in (1, 2, 200)
+            assert len(file.read()) in (1, 2, 200)
     finally:
         is_over.set()
         writer.join()
@@ -91,15 +82,73 @@ def test_a_reader_finds_the_old_list_or_the_new_one_and_never_a_part(tmp_path):
     ],
 )  # fmt: skip
 def test_members_that_are_none_say_what_to_do(tmp_path, content):
-    path = tmp_path / "members.json"
-    path.write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(PoolFileDamaged, match=r"members\.json.*remove it"):
-        read_members(path)
+    file = members_file(tmp_path)
+    file.path.parent.mkdir()
+    file.path.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ControlFileDamaged, match=r"members\.json.*remove it"):
+        file.read()
 
 
 @pytest.mark.parametrize("engines", ["-1", "65", "1.5", '"3"', "true", "[]"])
 def test_a_number_of_engines_that_cannot_be_is_refused(tmp_path, engines):
-    path = tmp_path / "wanted.json"
-    path.write_text(f'{{"engines": {engines}}}')
-    with pytest.raises(PoolFileDamaged, match=r"wanted\.json.*remove it"):
-        read_wanted(path)
+    file = wanted_file(tmp_path)
+    file.path.parent.mkdir()
+    file.path.write_text(f'{{"engines": {engines}}}')
+    with pytest.raises(ControlFileDamaged, match=r"wanted\.json.*remove it"):
+        file.read()
+
+
+def test_a_change_is_read_once(tmp_path):
+    file = members_file(tmp_path)
+    assert (file.look(), file.latest()) == (False, ())
+    for members in ((ONE,), (ONE, FAR), (FAR,)):
+        members_file(tmp_path).write(members)
+        assert file.look()
+        assert not file.look()
+        assert file.content == members
+    file.look_again()
+    assert file.look()
+    file.write((ONE,))
+    assert not file.look(), "the writer knows it"
+
+
+def make_unreadable(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), make_unreadable])
+def test_the_former_content_of_a_damaged_file_is_kept(tmp_path, caplog, spoil):
+    file = members_file(tmp_path)
+    file.write((ONE,))
+    spoil(file.path)
+    assert not file.look()
+    assert file.latest() == file.latest() == (ONE,)
+    assert len(caplog.records) == 1, "the fault is logged once"
+
+
+def test_what_is_kept_is_written_when_it_changes_or_was_deleted_and_at_first(tmp_path):
+    members_file(tmp_path).write((FAR,))
+    file = members_file(tmp_path)
+    for members in ((), (ONE,)):
+        file.keep(members)
+        assert file.read() == members
+    members_file(tmp_path).write((FAR,))
+    file.keep((ONE,))
+    assert file.read() == (FAR,), "it was written before"
+    shutil.rmtree(tmp_path / "pool")
+    file.keep((ONE,))
+    assert file.read() == (ONE,)
+
+
+def test_the_most_that_a_gateway_wants_counts_within_its_bounds(tmp_path):
+    wanted = WantedEngines(tmp_path)
+    assert (wanted.latest(), wanted.within(2, 4)) == (None, 2)
+    wanted_file(tmp_path).write(3)
+    wanted_file(tmp_path, 2).write(1)
+    assert [wanted.within(*bounds) for bounds in ((2, 4), (4, 6), (1, 2))] == [3, 4, 2]
+    wanted_file(tmp_path).path.write_text("three")
+    assert wanted.latest() == 3, "a damaged file changes nothing"
+    for number in (1, 2):
+        wanted_file(tmp_path, number).write(0)
+    assert wanted.within(2, 4) == 0

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from server.pool.files import read_wanted, read_wanted_by_all, wanted_path, write_wanted
+from server.pool.files import WantedEngines, wanted_file
 from server.pool.keeper import (
     MAX_DECISIONS,
     Keeper,
@@ -42,7 +42,7 @@ class World:
 
     @property
     def wanted(self):
-        return read_wanted(wanted_path(self.home))
+        return wanted_file(self.home).read()
 
     def pass_time(self, seconds):
         self.now_s += seconds
@@ -265,7 +265,7 @@ def test_a_pool_with_a_successor_takes_requests_that_chose_it_before_and_then_go
 
 def test_a_gateway_that_starts_again_finds_the_pool_asleep(tmp_path):
     (tmp_path / "home").mkdir()
-    write_wanted(wanted_path(tmp_path / "home"), 0)
+    wanted_file(tmp_path / "home").write(0)
     assert World(tmp_path / "home").keeper.state == "asleep"
     awake = World(tmp_path / "home", replace(CONFIG, sleep_after_s=None))
     awake.pass_time(1)
@@ -274,7 +274,7 @@ def test_a_gateway_that_starts_again_finds_the_pool_asleep(tmp_path):
 
 def test_a_damaged_file_is_written_anew(tmp_path):
     (tmp_path / "home" / "pool").mkdir(parents=True)
-    wanted_path(tmp_path / "home").write_text("{")
+    wanted_file(tmp_path / "home").path.write_text("{")
     world = World(tmp_path / "home")
     world.pass_time(60)
     assert world.wanted == 0
@@ -282,7 +282,7 @@ def test_a_damaged_file_is_written_anew(tmp_path):
 
 def test_a_gateway_that_starts_goes_on_with_the_number_that_was_wanted(tmp_path):
     (tmp_path / "home").mkdir()
-    write_wanted(wanted_path(tmp_path / "home"), 3)
+    wanted_file(tmp_path / "home").write(3)
     world = World(tmp_path / "home", KeeperConfig(most=4))
     world.pass_time(1)
     assert world.wanted == 3
@@ -356,9 +356,9 @@ def test_of_several_gateways_the_one_that_wants_most_decides_and_one_that_leaves
         idle.pass_time(seconds)
         busy.turn()
     assert idle.keeper.state == "asleep"
-    assert read_wanted_by_all(home) == 1, "the other one has a request under way"
+    assert WantedEngines(home).latest() == 1, "the other one has a request under way"
     busy.leave()
-    assert read_wanted_by_all(home) == 0
+    assert WantedEngines(home).latest() == 0
     assert Keeper(engines, running, home, several, number=3).state == "asleep"
 
 
