@@ -71,7 +71,7 @@ class BaseFollower:
         await asyncio.gather(*self._keeping.values(), return_exceptions=True)
         for base in self._bases:
             base.keeper.leave()
-        for engines in self._bases.pools:
+        for engines in self._bases.pools.values():
             await engines.close()
 
     async def run(self) -> None:
@@ -167,7 +167,7 @@ class BaseFollower:
             await engines.close()
         self._unloadable = [entry for entry in self._unloadable if entry in entries]
         for entry in entries:
-            if not self._bases.has(entry.home) and entry not in self._unloadable:
+            if entry.home not in self._bases.pools and entry not in self._unloadable:
                 await self._take_in(entry)
 
     async def _take_in(self, entry: BaseEntry) -> None:
@@ -182,8 +182,7 @@ class BaseFollower:
             await self._begin(base)
             self._bases.add(base)
         elif entry.is_former:
-            engines = self._connect(entry)
-            self._bases.add_leftover(entry.home, engines)
+            engines = self._bases.pools[entry.home] = self._connect(entry)
             await engines.start()
 
     async def _begin(self, base: ServedBase) -> None:

@@ -21,9 +21,11 @@ from server.pool.running import Parent, RunningRequest
 class Bases:
     """The base models, by home and in the order of the supervisor's list.
 
-    entries: the list.   served: those of them that are served.
-    models: those that adapters may be for, kept up to date.   parents: the requests for routes that
-    are under way, by id; their attempts are requests of their own.
+    entries: all base models as the supervisor last told, also those that could not be prepared.
+    served: those of them that are served.   pools: the engines of every home, also of those of
+    which nothing but journals is left.   models: those that adapters may be for, kept up to date.
+    parents: the requests for routes that are under way, by id; their attempts are requests of their
+    own.
     """
 
     def __init__(
@@ -31,18 +33,13 @@ class Bases:
     ) -> None:
         self.models = BaseModels()
         self.parents: dict[str, Parent] = {}
-        self._entries = tuple(entries)
-        self._served = {base.home: base for base in served}
-        # Engines of base models of which nothing but journals is left, by home.
-        self._leftovers: dict[str, Engines] = {}
-        self._list_models()
+        self.entries = tuple(entries)
+        self._served: dict[str, ServedBase] = {}
+        self.pools: dict[str, Engines] = {}
+        for base in served:
+            self.add(base)
 
     # ---- which there are ----
-
-    @property
-    def entries(self) -> tuple[BaseEntry, ...]:
-        """All base models as the supervisor last told, also those that could not be prepared."""
-        return self._entries
 
     def __iter__(self) -> Iterator[ServedBase]:
         """All that have requests or may get some, those that are going included."""
@@ -51,7 +48,7 @@ class Bases:
     @property
     def current(self) -> list[ServedBase]:
         """The base models that new requests get, the default one first."""
-        names = dict.fromkeys(entry.name for entry in self._entries if not entry.is_former)
+        names = dict.fromkeys(entry.name for entry in self.entries if not entry.is_former)
         return [base for name in names if (base := self.named(name))]
 
     @property
@@ -70,7 +67,7 @@ class Bases:
 
         A successor that has no engine yet is waited for by the one before it.
         """
-        entries = [entry for entry in self._entries if entry.name == name]
+        entries = [entry for entry in self.entries if entry.name == name]
         if all(entry.is_former for entry in entries):
             return None
         found = [base for e in entries if (base := self._served.get(e.home))]
@@ -90,28 +87,22 @@ class Bases:
 
         A base model whose entry is new is served from `add` on.
         """
-        self._entries = tuple(entries)
-        homes = {entry.home for entry in entries}
-        gone = [self._served.pop(home).engines for home in self._served.keys() - homes]
-        gone += [self._leftovers.pop(home) for home in self._leftovers.keys() - homes]
+        self.entries = tuple(entries)
+        gone = self.pools.keys() - {entry.home for entry in entries}
+        for home in gone:
+            self._served.pop(home, None)
         self._list_models()
-        return gone
+        return [self.pools.pop(home) for home in gone]
 
     def add(self, base: ServedBase) -> None:
         """Serve a base model whose entry is in the list."""
         self._served[base.home] = base
+        self.pools[base.home] = base.engines
         self._list_models()
-
-    def add_leftover(self, home: str, engines: Engines) -> None:
-        """Take over engines of which nothing but journals is left."""
-        self._leftovers[home] = engines
-
-    def has(self, home: str) -> bool:
-        return home in self._served or home in self._leftovers
 
     def call_off_former(self) -> None:
         """Have those end that are going: at once, or when a successor takes their requests."""
-        for entry in self._entries:
+        for entry in self.entries:
             base = self._served.get(entry.home)
             if not entry.is_former or base is None:
                 continue
@@ -144,10 +135,6 @@ class Bases:
     # ---- all engines ----
 
     @property
-    def pools(self) -> list[Engines]:
-        return [*(base.engines for base in self), *self._leftovers.values()]
-
-    @property
     def is_ready(self) -> bool:
         """Whether any base model takes requests, or would wake for one."""
         return any(base.engines.is_ready or base.keeper.state == "asleep" for base in self.current)
@@ -155,23 +142,23 @@ class Bases:
     @property
     def num_deaths(self) -> int:
         """How often an engine has died since the gateway's start."""
-        return sum(engines.num_deaths for engines in self.pools)
+        return sum(engines.num_deaths for engines in self.pools.values())
 
     def figures(self) -> list[tuple[str, EngineFigures]]:
         """Figures of every engine, with the name of its base model; "" if that is gone."""
-        found = [(base.model_id, figures) for base in self for figures in base.engines.figures()]
-        left = (figures for engines in self._leftovers.values() for figures in engines.figures())
-        return found + [("", figures) for figures in left]
+        names = {base.home: base.model_id for base in self}
+        homes = sorted(self.pools, key=lambda home: home not in names)
+        return [(names.get(home, ""), it) for home in homes for it in self.pools[home].figures()]
 
     def engine_ids(self) -> list[str]:
         """Ids of the engines whose journals can be read."""
-        found = (engine.engine_id for engines in self.pools for engine in engines)
+        found = (engine.engine_id for pool in self.pools.values() for engine in pool)
         return [engine_id for engine_id in found if engine_id]
 
     async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
         """Read an engine's journal. Raises EngineDeadError, also if another took its place."""
-        for engines in self.pools:
-            for engine in engines:
+        for pool in self.pools.values():
+            for engine in pool:
                 if engine.engine_id == engine_id:
                     return await engine.read_journal(engine_id, settled_seq, limit)
         raise EngineDeadError("the engine is gone")
