@@ -10,8 +10,11 @@ and then as a former one until the gateway wants none of its engines and all jou
 """
 
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +24,6 @@ from server.launch.gateways import Gateways
 from server.launch.gpus import gpus_for
 from server.launch.homes import Home, all_homes, home_of
 from server.launch.loaded_model import LoadedModel
-from server.launch.model_loader import ModelLoader
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
 from server.launch.wanted_models import WantedModel, wanted_models
@@ -30,7 +32,10 @@ from server.pool.files import BaseEntry, WantedEngines, bases_file, changes_file
 logger = logging.getLogger(__name__)
 
 
-class Engines(Protocol):
+Work = Callable[[], None]
+
+
+class Processes(Protocol):
     """The processes of one base model; called at every poll.
 
     is_at_rest: whether nothing runs, and no journal is left to settle.
@@ -48,9 +53,9 @@ class Place(Protocol):
     @property
     def gpus(self) -> Sequence[str]: ...
 
-    def run(self, model: LoadedModel, home: Home, gpus: Sequence[str]) -> Engines: ...
+    def run(self, model: LoadedModel, home: Home, gpus: Sequence[str]) -> Processes: ...
 
-    def settle(self, home: Home) -> Engines | None: ...
+    def settle(self, home: Home) -> Processes | None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +68,7 @@ class _Base:
 
     wanted: WantedModel
     home: Home | None = None
-    engines: Engines | None = None
+    engines: Processes | None = None
     model_dir: str = ""
     base_revision: str = ""
     gpus: Sequence[str] = ()
@@ -96,12 +101,26 @@ class _Base:
             self.refusal = reason
 
 
+def on_a_thread(work: Work) -> None:
+    """Begin `work` on a thread that does not outlive the process."""
+    threading.Thread(target=work, name="model loader", daemon=True).start()
+
+
+def _fulfil(loading: Future[LoadedModel], load: Callable[[], LoadedModel]) -> None:
+    try:
+        loading.set_result(load())
+    except Exception as error:
+        # An operator's addition must not end what is served, whatever its files are like.
+        loading.set_exception(error)
+
+
 class BasePlan:
     """The plan for the supervisor, which calls it at every poll.
 
     settings: as `resolve_settings` returns them. Their models are loaded at once, which raises
     ServeError; a later one that cannot be served has a problem.   others, gateways: processes that
-    come behind those of base models.
+    come behind those of base models.   load: loads the model of one settings; it raises ServeError
+    or OSError.   start: begins such work, which may take minutes, and returns at once.
     """
 
     def __init__(
@@ -109,17 +128,19 @@ class BasePlan:
         settings: Settings,
         place: Place,
         others: Sequence[ChildSpec] = (),
-        loader: ModelLoader | None = None,
         *,
         gateways: Gateways | None = None,
+        load: Callable[[Settings], LoadedModel] = LoadedModel.load,
+        start: Callable[[Work], None] = on_a_thread,
     ) -> None:
         self._settings = settings
         self._data_dir = settings.data_dir
         self._place = place
         self._others = list(others)
         self._gateways = gateways
-        self._loader = loader or ModelLoader()
-        self._loading: _Base | None = None
+        self._load = load
+        self._start = start
+        self._loading: tuple[_Base, Future[LoadedModel]] | None = None
         self._listed, self._asked = bases_file(self._data_dir), changes_file(self._data_dir)
         self._bases: list[_Base] = []
         # The base models that the last run told of.
@@ -166,7 +187,7 @@ class BasePlan:
             base = _Base(wanted, is_vital=True)
             if wanted is models[0]:
                 base.home = Home(self._data_dir)
-            self._adopt(base, self._loader.load(wanted.settings), is_alone=len(models) == 1)
+            self._adopt(base, self._load(wanted.settings), is_alone=len(models) == 1)
             self._bases.append(base)
 
     def _reserve_homes(self) -> None:
@@ -216,7 +237,7 @@ class BasePlan:
             if is_same and not base.is_former:
                 if base.engines:
                     base.wanted = replace(base.wanted, origin=wanted.origin)
-                elif base is not self._loading:
+                elif not self._loading or base is not self._loading[0]:
                     base.wanted, base.problem = wanted, wanted.problem
                 return base
         return _Base(wanted, problem=wanted.problem)
@@ -229,27 +250,27 @@ class BasePlan:
 
     def _load_next(self) -> None:
         """Begin to load the first model that is not loaded yet and has no problem."""
-        if self._loader.is_busy:
+        if self._loading:
             return
         for base in self._bases:
-            if base.engines is None and base.wanted.settings and not base.problem:
-                logger.info("%s is loaded from %s", base.wanted.name, base.wanted.settings.model)
-                self._loading = base
-                self._loader.begin(base.wanted.settings)
+            settings = base.wanted.settings
+            if base.engines is None and settings and not base.problem:
+                logger.info("%s is loaded from %s", base.wanted.name, settings.model)
+                loading: Future[LoadedModel] = Future()
+                self._loading = base, loading
+                self._start(partial(_fulfil, loading, partial(self._load, settings)))
                 return
 
     def _take_loaded(self) -> None:
         """Run the engines of the model that has just been loaded, or note its problem."""
-        base, result = self._loading, self._loader.take()
-        if base is None or result is None:
+        if not self._loading or not self._loading[1].done():
             return
+        base, loading = self._loading
         self._loading = None
         if base not in self._bases:  # it is not wanted any more
             return
         try:
-            if isinstance(result, Exception):
-                raise result
-            self._adopt(base, result)
+            self._adopt(base, loading.result())
             base.children()
         except Exception as error:
             # What is served must go on, whatever an operator has added.

@@ -11,7 +11,6 @@ from server.launch.errors import ModelNotFound, ServeError
 from server.launch.homes import Home, home_of
 from server.launch.loaded_model import LoadedModel
 from server.launch.local_engines import ThisMachine
-from server.launch.model_loader import ModelLoader
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
 from server.pool.files import ModelChanges, bases_file, changes_file, members_file, wanted_file
@@ -43,6 +42,7 @@ class World:
         data_dir.mkdir()
         self.data_dir = data_dir
         self._work = []
+        self.load = load
 
     def start(self, *tables, **given):
         self._work.clear()
@@ -50,7 +50,8 @@ class World:
             self.settings(*tables, **given),
             ThisMachine("engine"),
             [GATEWAY],
-            ModelLoader(load, self._work.append),
+            load=lambda settings: self.load(settings),
+            start=self._work.append,
         )
 
     def settings(self, *tables, **given):
@@ -171,7 +172,7 @@ def test_models_that_were_added_before_come_back_to_their_homes(world):
 
 
 @pytest.mark.parametrize("is_removed", [True, False])
-def test_what_a_model_left_is_settled_if_it_does_not_come_back(world, monkeypatch, is_removed):
+def test_what_a_model_left_is_settled_if_it_does_not_come_back(world, is_removed):
     world.start(A)
     world.add(B)
     world.run(world.home("b-bbbbbbbb") / "engine")
@@ -180,7 +181,7 @@ def test_what_a_model_left_is_settled_if_it_does_not_come_back(world, monkeypatc
     if is_removed:
         world.add()
     else:
-        monkeypatch.setattr(world.bases._loader, "load", lambda _: load(Settings(model="missing")))
+        world.load = lambda _: load(Settings(model="missing"))
         world.finish()
         assert "no such folder" in world.entries[1].problem
     assert told(world)[-1] == ("b", "b-bbbbbbbb", "former")
@@ -409,5 +410,5 @@ def test_a_model_that_was_refused_by_its_settings_is_named_at_the_start(world):
         BasePlan(
             world.settings(B),
             ThisMachine("engine"),
-            loader=ModelLoader(refuse),
+            load=refuse,
         )
