@@ -23,7 +23,7 @@ from server.api.addresses import is_in
 from server.api.http_protocol import HttpLimits
 from server.api.routes import machines as machine_routes
 from server.console.page_route import OPERATORS
-from server.launch.plan import prepare, resolve_settings
+from server.launch.prepare import prepare, resolve_settings
 from server.launch.secrets import Secrets
 from server.launch.settings import InvalidSetting, Settings, load_settings
 from server.launch.supervisor import ChildSpec

@@ -13,7 +13,7 @@ from bench.gateway.generator import EngineTarget
 from bench.gateway.http_client import PROMPT, HttpTarget
 from bench.process_tree import find_children
 from bench.product import Product, free_port, started, wait_ready
-from server.launch.plan import prepare, resolve_settings
+from server.launch.prepare import prepare, resolve_settings
 from server.launch.settings import Settings
 from server.launch.supervisor import Supervisor
 from server.text.tokenizer import Tokenizer

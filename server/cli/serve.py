@@ -22,8 +22,8 @@ from server.cli.terminal import CommandFailed, say
 from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
-    from server.launch.bases import BasePlan
     from server.launch.settings import Settings
+    from server.launch.supervised_bases import SupervisedBases
     from server.launch.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def start_serving(
     from registry.free_space import FreeSpace
     from server.launch.errors import ServeError
     from server.launch.log_files import LogFiles
-    from server.launch.plan import prepare, resolve_settings
+    from server.launch.prepare import prepare, resolve_settings
     from server.launch.secrets import SecretError, load_admin_key
     from server.launch.supervisor import ChildCannotStart, DataDirInUse, Supervisor, lock_data_dir
 
@@ -191,7 +191,7 @@ def start_serving(
         with lock_data_dir(settings.data_dir):
             folder = _empty_folder(settings.data_dir / logs) if logs else None
             _begin_log(folder and folder / "supervisor.log", settings)
-            plan = prepare(settings)
+            bases = prepare(settings)
             admin_key = load_admin_key(settings.data_dir)
             if admin_key.path:
                 say(f"The admin key is in {admin_key.path}")
@@ -199,15 +199,17 @@ def start_serving(
                 say(f"It was made just now: [bold]{admin_key.key}[/bold]")
             space = FreeSpace(settings.disk_reserve_bytes)
             files = LogFiles(folder, space) if folder else None
-            again = functools.partial(_take_again, plan, given, reload) if reload else None
-            replace = plan.replace_gateways
-            with Supervisor(plan, logs=files, reload=again, replace=replace) as supervisor:
+            again = functools.partial(_take_again, bases, given, reload) if reload else None
+            replace = bases.replace_gateways
+            with Supervisor(bases, logs=files, reload=again, replace=replace) as supervisor:
                 yield supervisor, settings
     except (ServeError, ChildCannotStart, DataDirInUse, SecretError) as error:
         raise CommandFailed(str(error)) from error
 
 
-def _take_again(plan: "BasePlan", given: "Settings", reload: "Callable[[], Settings]") -> None:
+def _take_again(
+    bases: "SupervisedBases", given: "Settings", reload: "Callable[[], Settings]"
+) -> None:
     """Take on the base models of the settings as they are now.   given: those of the start."""
     from server.launch.settings import fixed_settings
 
@@ -218,7 +220,7 @@ def _take_again(plan: "BasePlan", given: "Settings", reload: "Callable[[], Setti
         return
     if changed := [n for n in fixed_settings() if getattr(settings, n) != getattr(given, n)]:
         logger.warning("Restart `chorale serve` to have these changes: %s", ", ".join(changed))
-    plan.set_models(settings)
+    bases.set_models(settings)
 
 
 def _empty_folder(folder: Path) -> Path:

@@ -26,7 +26,7 @@ _LOOK_S = 0.1
 
 
 class Gateways:
-    """A part of the plan for the supervisor; called at every poll.
+    """The gateways of a supervisor, which calls this for its children at every poll.
 
     settings: with an absolute data directory.   Raises AddressInUse, OSError.
     """

@@ -8,7 +8,7 @@ from server.launch.children import base_revision_of, engine_child, fetcher_child
 from server.launch.gpus import VARIABLE as GPUS_VARIABLE
 from server.launch.gpus import share_of, visible_gpus
 from server.launch.homes import Home
-from server.launch.loaded_model import LoadedModel
+from server.launch.loaded_base import LoadedBase
 from server.launch.local_pool import LocalPool, MakeChild, engine_name, unsettled_engines
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
@@ -27,7 +27,7 @@ class LocalEngines:
     module: Python module of the engine.
     """
 
-    def __init__(self, model: LoadedModel, home: Home, gpus: Sequence[str], module: str) -> None:
+    def __init__(self, model: LoadedBase, home: Home, gpus: Sequence[str], module: str) -> None:
         settings = model.settings
         config = model.write_engine_config(home)
         self.engine_config = config
@@ -76,7 +76,7 @@ class ThisMachine:
         """The GPUs that engines may take."""
         return visible_gpus(os.environ)
 
-    def run(self, model: LoadedModel, home: Home, gpus: Sequence[str]) -> LocalEngines:
+    def run(self, model: LoadedBase, home: Home, gpus: Sequence[str]) -> LocalEngines:
         """Write the files of a base model's engines.   gpus: see LocalEngines. Raises OSError."""
         engines = LocalEngines(model, home, gpus, self._module)
         self._engine_config = self._engine_config or engines.engine_config

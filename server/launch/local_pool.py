@@ -50,14 +50,14 @@ def _number(folder: Path) -> int:
 
 
 class LocalPool:
-    """A plan for the supervisor, which calls it at every poll.
+    """The engines of a base model on this machine; the supervisor calls this at every poll.
 
     home: the base model's folder.   prefix: what the names of members begin with.
     least, most: bounds of the number of engines, whatever number the gateway wants, but for 0: then
     there is no engine, and stand-ins only until all journals are settled.
     make_engine, make_retired: make the child for a number, with its folder and its configuration;
     each is called once per number.
-    is_at_rest: whether no engine was planned at the last call, and no journal was left to settle.
+    is_at_rest: whether no engine was wanted at the last call, and no journal was left to settle.
     """
 
     def __init__(

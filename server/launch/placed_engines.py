@@ -9,7 +9,7 @@ from pathlib import Path
 from server.launch.children import GATEWAY_ONLY, environment, write_private
 from server.launch.engine_template import Kind
 from server.launch.homes import Home
-from server.launch.loaded_model import LoadedModel
+from server.launch.loaded_base import LoadedBase
 from server.launch.local_engines import RETIRED
 from server.launch.local_pool import unsettled_engines
 from server.launch.placer_config import (
@@ -79,7 +79,7 @@ class RayCluster:
         command = (sys.executable, "-m", "server.cluster.head", path)
         return [ChildSpec("head", command, self._environment, _HEAD_STOP_S)]
 
-    def run(self, model: LoadedModel, home: Home, gpus: Sequence[str]) -> PlacedEngines:
+    def run(self, model: LoadedBase, home: Home, gpus: Sequence[str]) -> PlacedEngines:
         """Write the configuration of a base model's placer. Raises OSError."""
         settings = model.settings
         if settings.storage is None:

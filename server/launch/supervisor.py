@@ -1,8 +1,8 @@
 """Keeps the processes of `chorale serve` running: starts, restarts with back-off, stops in order.
 
-The supervisor knows nothing of what the processes do (see `server.launch.plan`). A plan, asked at
-every poll, says which should run: a process that is no longer in the plan is asked to go, and is
-killed when its time is up; one that has another command in the plan is replaced in the same way.
+The supervisor knows nothing of what the processes do (see `server.launch.prepare`). It asks at
+every poll which are wanted: a process that is not wanted any more is asked to go, and is killed
+when its time is up; one that is wanted with another command is replaced in the same way.
 There is one thread and no event loop: children are polled. A child whose loop has been silent for
 too long is killed, and started again like one that died (`server.launch.watchdog`).
 """
@@ -70,7 +70,7 @@ class ChildSpec:
     leave_timeout_s: the same when this process alone has to go or to be replaced.
     stage: children of one stage are stopped together.
     first_beat_s: seconds until its first beat (lora.beat); None: it is not watched.
-    on_refusal: called with the reason if the process says that it cannot start; the plan then
+    on_refusal: called with the reason if the process says that it cannot start; what is wanted then
     decides whether it is tried again. None: all processes end.
     descriptors: open files that the process inherits; the supervisor closes its own when it stops.
     """
@@ -86,7 +86,7 @@ class ChildSpec:
     descriptors: tuple[int, ...] = ()
 
 
-Plan = Callable[[], Sequence[ChildSpec]]
+Wanted = Callable[[], Sequence[ChildSpec]]
 """Returns the children that should run now, in the order of their start, each name once."""
 
 
@@ -105,10 +105,10 @@ class SupervisorConfig:
 
 
 class Supervisor:
-    """Runs the children; used as `with Supervisor(plan) as supervisor: supervisor.run()`.
+    """Runs the children; used as `with Supervisor(wanted) as supervisor: supervisor.run()`.
 
-    plan: the children that should run, or a function that says which. They start in this order, and
-    stop by stages, the highest first. SIGTERM and SIGINT ask for the end; a second one kills.
+    wanted: the children that should run, or a function that says which. They start in this order,
+    and stop by stages, the highest first. SIGTERM and SIGINT ask for the end; a second one kills.
     logs: files for the children's output, one for each; None: this process's own output.
     reload: called at the next poll after SIGHUP, unless a terminal that has closed sent it, which
     asks for the end; None leaves SIGHUP as it is.   replace: the same after SIGUSR2.
@@ -118,7 +118,7 @@ class Supervisor:
 
     def __init__(
         self,
-        plan: Plan | Sequence[ChildSpec],
+        wanted: Wanted | Sequence[ChildSpec],
         config: SupervisorConfig | None = None,
         *,
         logs: LogFiles | None = None,
@@ -131,7 +131,7 @@ class Supervisor:
         self._has_terminal = os.isatty(_STDIN)
         self._config = config or SupervisorConfig()
         self._logs = logs
-        self._plan = plan if callable(plan) else lambda: plan
+        self._wanted = wanted if callable(wanted) else lambda: wanted
         self._children: dict[str, _Child] = {}
         self._logs_due_at = 0.0
         self._num_signals = 0
@@ -187,14 +187,14 @@ class Supervisor:
         """Start the children that should run and are due; ask those to go that should not run."""
         while self._asked_for:
             self._actions[self._asked_for.pop()]()
-        planned = {spec.name: spec for spec in self._plan()}
-        for spec in planned.values():
+        wanted = {spec.name: spec for spec in self._wanted()}
+        for spec in wanted.values():
             if spec.name not in self._children:
                 self._children[spec.name] = _Child(spec, self._config, self._logs)
         now = time.monotonic()
         for name, child in list(self._children.items()):
-            child.tend(now, planned.get(name), may_restart)
-            if child.process is None and name not in planned:
+            child.tend(now, wanted.get(name), may_restart)
+            if child.process is None and name not in wanted:
                 del self._children[name]
         if self._logs and now >= self._logs_due_at:
             self._logs_due_at = now + _LOGS_S
@@ -276,20 +276,20 @@ class _Child:
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def tend(self, now: float, planned: ChildSpec | None, may_restart: bool) -> None:
-        """Poll the process once.   planned: what should run; None: nothing."""
+    def tend(self, now: float, wanted: ChildSpec | None, may_restart: bool) -> None:
+        """Poll the process once.   wanted: what should run; None: nothing."""
         if self.process and not self.is_running:
             self._note_end(self.process.returncode, now, may_restart)
         if self.process and self._watchdog and self._watchdog.is_silent():
             self._kill_silent(self.process.pid, self._watchdog)
-        if self.process and planned != self.spec and self._kill_at is None:
+        if self.process and wanted != self.spec and self._kill_at is None:
             self.terminate()
             self._kill_at = now + self.spec.leave_timeout_s
         if self._kill_at is not None and now >= self._kill_at:
             self.kill()
             self._kill_at = None
-        if self.process is None and planned is not None:
-            self._take_on(planned)
+        if self.process is None and wanted is not None:
+            self._take_on(wanted)
             if now >= self._due_at:
                 self._start(now)
 
@@ -329,10 +329,10 @@ class _Child:
         )
         self._due_at = now + delay_s
 
-    def _take_on(self, planned: ChildSpec) -> None:
-        """Adopt the planned command. A new command starts at once, since it has not failed yet."""
-        if planned != self.spec:
-            self.spec, self._backoff, self._due_at = planned, Backoff(self._config), 0.0
+    def _take_on(self, wanted: ChildSpec) -> None:
+        """Adopt the wanted command. A new command starts at once, since it has not failed yet."""
+        if wanted != self.spec:
+            self.spec, self._backoff, self._due_at = wanted, Backoff(self._config), 0.0
 
     def terminate(self) -> None:
         if self.process and self.is_running:

@@ -20,7 +20,7 @@ from server.accounts.tenants import create_tenant
 from server.assembly import assemble
 from server.database.clock import now_ms
 from server.database.database import DEFAULT_FILE, Database
-from server.launch.plan import prepare
+from server.launch.prepare import prepare
 from server.launch.secrets import load_or_create_secret
 from server.pool.files import Member, bases_file, members_file
 from tests.crash.checks import Books, all_wrong

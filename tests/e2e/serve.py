@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from server.launch.plan import prepare, resolve_settings
+from server.launch.prepare import prepare, resolve_settings
 from server.launch.settings import Settings
 from server.launch.supervisor import Supervisor
 

@@ -26,7 +26,7 @@ import engine.retired
 import kernels.cpu.native
 import lora.fetch
 import server.__main__
-from server.launch.plan import prepare, resolve_settings
+from server.launch.prepare import prepare, resolve_settings
 from server.launch.settings import Settings
 from server.launch.supervisor import Supervisor
 

@@ -11,7 +11,7 @@ from server.launch.settings import Settings
 def check_secrets(settings: Settings) -> Finding:
     """Whether the secrets are there. Raises SecretError."""
     from server.database.database import DEFAULT_FILE
-    from server.launch.plan import shares_parts
+    from server.launch.prepare import shares_parts
     from server.launch.secrets import SecretMissing, Secrets
 
     try:
@@ -64,7 +64,7 @@ def check_model(one: Settings) -> Finding:
 def check_port(settings: Settings, find_release: Callable[[], str | None]) -> Finding:
     """Whether the port is free, or a gateway's that answers."""
     from server.launch.errors import AddressInUse
-    from server.launch.plan import free_port
+    from server.launch.prepare import free_port
 
     where = f"{settings.host}:{settings.port}"
     try:

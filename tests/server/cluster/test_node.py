@@ -16,13 +16,13 @@ from engine.wire import read_vocabulary
 from registry.extras import ExtraMissing
 from server.cluster.node import Node, NodeNotReady, prepare
 from server.cluster.pool import Pool
-from server.launch import plan
 from server.launch.engine_template import EngineTemplate
 from server.launch.errors import ModelNotFound
 from server.launch.homes import Home
 from server.launch.placed_engines import PlacedEngines, RayCluster
 from server.launch.placer_config import PlacerConfig
-from server.launch.plan import resolve_settings
+from server.launch.prepare import prepare as prepare_all
+from server.launch.prepare import resolve_settings
 from server.launch.settings import Settings
 from server.pool.files import Member, members_file, wanted_file
 from server.pool.keys import PoolKeys
@@ -48,13 +48,13 @@ def settings(tmp_path, model):
 
 @pytest.fixture
 def config(settings, monkeypatch):
-    """The placer's config, as `plan.prepare` writes it."""
+    """The placer's config, as `prepare_all` writes it."""
     monkeypatch.setattr("registry.extras.find_spec", lambda name: object())
     monkeypatch.setenv("CHORALE_PEPPER", "1" * 64)
     monkeypatch.setenv("CHORALE_RECEIPT_SIGNING_KEY", "2" * 64)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a-token")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
-    placer, head, gateway = plan.prepare(settings)()
+    placer, head, gateway = prepare_all(settings)()
     assert (placer.name, head.name, gateway.name) == ("placer", "head", "gateway")
     assert placer.environment["RAY_AUTH_TOKEN"] == "a-token"
     assert head.environment == placer.environment
@@ -198,7 +198,7 @@ def test_each_base_model_has_a_placer_and_a_pool_of_its_own(settings, config, tm
     model = shutil.copytree(MODEL, tmp_path / "other")
     tables = ({"model": settings.model}, {"model": str(model), "threads": 7, "max_engines": 9})
     several = settings.model_copy(update={"model": "", "models": tables, "pool_dir": tmp_path})
-    first, second, head, _ = plan.prepare(several)()
+    first, second, head, _ = prepare_all(several)()
     assert head.name == "head"
     slug = second.name.removesuffix(".placer")
     assert (first.name, slug.startswith("other-")) == ("placer", True)
@@ -247,7 +247,7 @@ def test_what_an_earlier_pool_left_is_settled_by_its_own_placer_on_the_cluster_o
 def test_without_its_package_a_cluster_is_refused_by_name(settings, monkeypatch):
     monkeypatch.setattr("registry.extras.find_spec", lambda name: None)
     with pytest.raises(ExtraMissing, match=r"ray.*pip install -e '\.\[ray\]'"):
-        plan.prepare(settings)
+        prepare_all(settings)
 
 
 def test_engines_that_are_started_otherwise_are_others(config):

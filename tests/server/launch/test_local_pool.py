@@ -30,7 +30,7 @@ def leave_journal(data_dir, number):
     (data_dir / engine_name(number) / "journal").mkdir(parents=True)
 
 
-def planned(pool):
+def wanted_of(pool):
     return [f"{spec.name} {spec.command[0]}" for spec in pool()]
 
 
@@ -51,7 +51,7 @@ def test_what_an_earlier_start_left_is_settled_whatever_its_number(tmp_path):
         leave_journal(tmp_path, number)
     for name in ("engine-1", "engine-02", "engine-x", "engine-3.json", "engines"):
         (tmp_path / name / "journal").mkdir(parents=True)
-    assert planned(make_pool(tmp_path)) == [
+    assert wanted_of(make_pool(tmp_path)) == [
         "engine engine", "engine-2 retired", "engine-10 retired", "engine-99 retired",
     ]  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_what_an_earlier_start_left_is_settled_whatever_its_number(tmp_path):
     ),
 )
 def test_whoever_has_something_to_settle_is_planned_and_known(tmp_path_factory, least, most, steps):
-    """Members, plan and journals agree after any sequence of steps."""
+    """Members, children and journals agree after any sequence of steps."""
     data_dir = tmp_path_factory.mktemp("data")
     most = max(least, most)
     pool, wanted = make_pool(data_dir, least=least, most=most), least
@@ -83,10 +83,10 @@ def test_whoever_has_something_to_settle_is_planned_and_known(tmp_path_factory, 
             else:
                 wanted_file(data_dir).write(number)
             wanted = least if number is None else number
-        elif what == "run" and f"{folder.name} engine" in planned(pool):
+        elif what == "run" and f"{folder.name} engine" in wanted_of(pool):
             (folder / "journal").mkdir(parents=True, exist_ok=True)
             forget_settled(folder)
-        elif what == "settle" and f"{folder.name} retired" in planned(pool):
+        elif what == "settle" and f"{folder.name} retired" in wanted_of(pool):
             mark_settled(folder)
         specs = pool()
         names = [spec.name for spec in specs]

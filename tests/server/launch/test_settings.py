@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from server.launch.settings import InvalidSetting, load_settings
-from server.launch.wanted_models import wanted_models
+from server.launch.supervised_base import wanted_bases
 from server.pool.files import ModelChanges
 
 
@@ -169,7 +169,7 @@ def test_the_engines_of_all_models_share_the_cores_but_one(tmp_path, monkeypatch
         '[[models]]\nmodel = "a"\nengines = 2\n[[models]]\nmodel = "b"\nthreads = 5\n'
         '[[models]]\nmodel = "c"\ntensor_parallel_size = 3\n',
     )
-    found = wanted_models(load_settings({}, path), ModelChanges())
+    found = wanted_bases(load_settings({}, path), ModelChanges())
     assert [one.settings and one.settings.threads for one in found] == [2, 5, 2]
 
 

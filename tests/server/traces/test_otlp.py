@@ -18,7 +18,7 @@ from registry.extras import ExtraMissing
 from server.api.app import create_app
 from server.billing.tables import holds
 from server.database.database import DEFAULT_FILE
-from server.launch.plan import prepare, resolve_settings
+from server.launch.prepare import prepare, resolve_settings
 from server.launch.settings import Settings
 from server.traces.otlp import OtlpTracer
 from server.traces.spans import Span

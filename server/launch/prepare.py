@@ -1,4 +1,4 @@
-"""The processes of `chorale serve`, made from the settings; each gets no more than it needs.
+"""Prepares the start of `chorale serve`: the processes and their files, made from the settings.
 
 fetcher   python -m lora.fetch    object store to disk; has the store's credentials
 engine    python -m engine        has a model; no credentials, no database; one or several
@@ -7,17 +7,17 @@ placer    python -m server.cluster.placer   instead of the first two, on a Ray c
 head      python -m server.cluster.head     the cluster itself, if it is of this machine alone
 
 There is one head at most; each base model has its own fetcher and engines
-(`server.launch.bases`), and all have the same gateways (`server.launch.gateways`).
+(`server.launch.supervised_bases`), and all have the same gateways (`server.launch.gateways`).
 """
 
 from registry.extras import require
-from server.launch.bases import BasePlan, Place
 from server.launch.gateways import Gateways, listen
 from server.launch.homes import Home
 from server.launch.local_engines import ThisMachine
 from server.launch.placed_engines import RayCluster
 from server.launch.secrets import Secrets
 from server.launch.settings import Settings
+from server.launch.supervised_bases import Place, SupervisedBases
 from server.launch.supervisor import ChildSpec
 from server.pool.keys import PoolKeys
 
@@ -39,8 +39,8 @@ def resolve_settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"data_dir": data_dir, "port": port, **others})
 
 
-def prepare(settings: Settings, *, engine_module: str = "engine") -> BasePlan:
-    """Write the files that the processes read at start. Returns the plan: who runs, in order.
+def prepare(settings: Settings, *, engine_module: str = "engine") -> SupervisedBases:
+    """Write the files that the processes read at start. Returns what the supervisor runs.
 
     settings: as `resolve_settings` returns them.   engine_module: tests replace it.
     Raises ServeError, SecretError, ExtraMissing.
@@ -55,7 +55,7 @@ def prepare(settings: Settings, *, engine_module: str = "engine") -> BasePlan:
     else:
         place = cluster = RayCluster(settings, PoolKeys.of(secrets.pepper), engine_module)
         heads = cluster.heads
-    return BasePlan(settings, place, heads, gateways=Gateways(settings))
+    return SupervisedBases(settings, place, heads, gateways=Gateways(settings))
 
 
 def _check_extras(settings: Settings) -> None:

@@ -13,7 +13,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -23,28 +22,16 @@ from server.launch.errors import ServeError
 from server.launch.gateways import Gateways
 from server.launch.gpus import gpus_for
 from server.launch.homes import Home, all_homes, home_of
-from server.launch.loaded_model import LoadedModel
+from server.launch.loaded_base import LoadedBase
 from server.launch.settings import Settings
+from server.launch.supervised_base import Processes, SupervisedBase, wanted_bases
 from server.launch.supervisor import ChildSpec
-from server.launch.wanted_models import WantedModel, wanted_models
-from server.pool.files import BaseEntry, WantedEngines, bases_file, changes_file, wanted_files
+from server.pool.files import WantedEngines, bases_file, changes_file, wanted_files
 
 logger = logging.getLogger(__name__)
 
 
 Work = Callable[[], None]
-
-
-class Processes(Protocol):
-    """The processes of one base model; called at every poll.
-
-    is_at_rest: whether nothing runs, and no journal is left to settle.
-    """
-
-    def __call__(self) -> list[ChildSpec]: ...
-
-    @property
-    def is_at_rest(self) -> bool: ...
 
 
 class Place(Protocol):
@@ -53,52 +40,9 @@ class Place(Protocol):
     @property
     def gpus(self) -> Sequence[str]: ...
 
-    def run(self, model: LoadedModel, home: Home, gpus: Sequence[str]) -> Processes: ...
+    def run(self, model: LoadedBase, home: Home, gpus: Sequence[str]) -> Processes: ...
 
     def settle(self, home: Home) -> Processes | None: ...
-
-
-@dataclass(slots=True, eq=False)
-class _Base:
-    """A base model that is wanted, or was.
-
-    home, engines: None until the model is loaded.   gpus: those that its engines take.
-    is_vital: whether nothing is served if its engines cannot start.   refusal: why they cannot.
-    """
-
-    wanted: WantedModel
-    home: Home | None = None
-    engines: Processes | None = None
-    model_dir: str = ""
-    base_revision: str = ""
-    gpus: Sequence[str] = ()
-    is_vital: bool = False
-    is_former: bool = False
-    problem: str = ""
-    refusal: str = ""
-
-    @property
-    def entry(self) -> BaseEntry:
-        settings = self.wanted.settings
-        return BaseEntry(
-            name=self.wanted.name,
-            home=str(self.home.folder) if self.home else "",
-            model_dir=self.model_dir,
-            base_revision=self.base_revision,
-            settings=settings.dump_base() if settings else {},
-            origin=self.wanted.origin,
-            is_former=self.is_former,
-            problem=self.problem,
-        )
-
-    def children(self) -> list[ChildSpec]:
-        specs = self.engines() if self.engines else []
-        return specs if self.is_vital else [replace(spec, on_refusal=self.refuse) for spec in specs]
-
-    def refuse(self, reason: str) -> None:
-        """Note that an engine cannot start. What settles a former model's journals tries on."""
-        if not self.is_former:
-            self.refusal = reason
 
 
 def on_a_thread(work: Work) -> None:
@@ -106,7 +50,7 @@ def on_a_thread(work: Work) -> None:
     threading.Thread(target=work, name="model loader", daemon=True).start()
 
 
-def _fulfil(loading: Future[LoadedModel], load: Callable[[], LoadedModel]) -> None:
+def _fulfil(loading: Future[LoadedBase], load: Callable[[], LoadedBase]) -> None:
     try:
         loading.set_result(load())
     except Exception as error:
@@ -114,8 +58,8 @@ def _fulfil(loading: Future[LoadedModel], load: Callable[[], LoadedModel]) -> No
         loading.set_exception(error)
 
 
-class BasePlan:
-    """The plan for the supervisor, which calls it at every poll.
+class SupervisedBases:
+    """The base models of a supervisor, which calls this for its children at every poll.
 
     settings: as `resolve_settings` returns them. Their models are loaded at once, which raises
     ServeError; a later one that cannot be served has a problem.   others, gateways: processes that
@@ -130,7 +74,7 @@ class BasePlan:
         others: Sequence[ChildSpec] = (),
         *,
         gateways: Gateways | None = None,
-        load: Callable[[Settings], LoadedModel] = LoadedModel.load,
+        load: Callable[[Settings], LoadedBase] = LoadedBase.load,
         start: Callable[[Work], None] = on_a_thread,
     ) -> None:
         self._settings = settings
@@ -140,9 +84,9 @@ class BasePlan:
         self._gateways = gateways
         self._load = load
         self._start = start
-        self._loading: tuple[_Base, Future[LoadedModel]] | None = None
+        self._loading: tuple[SupervisedBase, Future[LoadedBase]] | None = None
         self._listed, self._asked = bases_file(self._data_dir), changes_file(self._data_dir)
-        self._bases: list[_Base] = []
+        self._bases: list[SupervisedBase] = []
         # The base models that the last run told of.
         self._known = {entry.home: entry for entry in self._listed.latest()}
         self._asked.look()
@@ -181,13 +125,13 @@ class BasePlan:
 
     def _begin(self) -> None:
         """Load the models of the settings, the first into the data directory itself."""
-        models = [w for w in self._wanted() if w.origin == "settings"]
-        for wanted in models:
-            assert wanted.settings is not None
-            base = _Base(wanted, is_vital=True)
-            if wanted is models[0]:
+        models = [base for base in self._wanted() if base.origin == "settings"]
+        for base in models:
+            assert base.settings is not None
+            base.is_vital = True
+            if base is models[0]:
                 base.home = Home(self._data_dir)
-            self._adopt(base, self._load(wanted.settings), is_alone=len(models) == 1)
+            self._adopt(base, self._load(base.settings), is_alone=len(models) == 1)
             self._bases.append(base)
 
     def _reserve_homes(self) -> None:
@@ -195,56 +139,58 @@ class BasePlan:
         had = {entry.name: entry.home for entry in self._known.values() if not entry.is_former}
         homes = {str(home.folder): home for home in all_homes(self._data_dir)}
         for base in self._bases:
-            home = homes.get(had.get(base.wanted.name, ""))
-            if base.engines is None and home and home.folder not in self._taken():
+            home = homes.get(had.get(base.name, ""))
+            if base.processes is None and home and home.folder not in self._taken():
                 base.home = home
 
     def _settle(self, home: Home) -> None:
         """Have stand-ins for the engines of a home that no base model has, until it is settled."""
-        if home.folder in self._taken() or (engines := self._place.settle(home)) is None:
+        if home.folder in self._taken() or (processes := self._place.settle(home)) is None:
             return
         if entry := self._known.get(str(home.folder)):
             name, revision = entry.name, entry.base_revision
         else:
             name, revision = home.slug, base_revision_of(home.engine_config(1)) or ""
-        wanted = WantedModel(name, {})
-        self._bases.append(_Base(wanted, home, engines, base_revision=revision, is_former=True))
+        former = SupervisedBase(name, {}, home=home, processes=processes, base_revision=revision)
+        former.is_former = True
+        self._bases.append(former)
         logger.info("%s: the journals of a former base model are to be settled", home.folder)
 
     # ---- which base models are wanted ----
 
-    def _wanted(self) -> list[WantedModel]:
-        return wanted_models(self._settings, self._asked.content)
+    def _wanted(self) -> list[SupervisedBase]:
+        return wanted_bases(self._settings, self._asked.content)
 
     def _follow(self) -> None:
         """Compare the base models that there are with those that are wanted."""
         present = [self._of(wanted) for wanted in self._wanted()]
-        names = {base.wanted.name for base in present}
-        others = [base for base in self._bases if base.engines and base not in present]
+        names = {base.name for base in present}
+        others = [base for base in self._bases if base.processes and base not in present]
         for base in others:
             # One that is replaced serves on until the new one is loaded.
-            if not base.is_former and base.wanted.name not in names:
+            if not base.is_former and base.name not in names:
                 self._make_former(base)
-        dropped = [base for base in self._bases if base.engines is None and base not in present]
+        dropped = [base for base in self._bases if base.processes is None and base not in present]
         self._bases = [*present, *others]
         for base in dropped:
             self._give_up_home(base)
 
-    def _of(self, wanted: WantedModel) -> _Base:
+    def _of(self, wanted: SupervisedBase) -> SupervisedBase:
         """The base model that is there with these settings, or a new one."""
         for base in self._bases:
-            is_same = (base.wanted.name, base.wanted.table) == (wanted.name, wanted.table)
+            is_same = (base.name, base.table) == (wanted.name, wanted.table)
             if is_same and not base.is_former:
-                if base.engines:
-                    base.wanted = replace(base.wanted, origin=wanted.origin)
+                if base.processes:
+                    base.origin = wanted.origin
                 elif not self._loading or base is not self._loading[0]:
-                    base.wanted, base.problem = wanted, wanted.problem
+                    base.settings, base.origin = wanted.settings, wanted.origin
+                    base.problem = wanted.problem
                 return base
-        return _Base(wanted, problem=wanted.problem)
+        return wanted
 
-    def _make_former(self, base: _Base) -> None:
+    def _make_former(self, base: SupervisedBase) -> None:
         base.is_former = True
-        logger.info("%s goes as soon as its requests have ended", base.wanted.name)
+        logger.info("%s goes as soon as its requests have ended", base.name)
 
     # ---- how a base model comes and goes ----
 
@@ -253,10 +199,10 @@ class BasePlan:
         if self._loading:
             return
         for base in self._bases:
-            settings = base.wanted.settings
-            if base.engines is None and settings and not base.problem:
-                logger.info("%s is loaded from %s", base.wanted.name, settings.model)
-                loading: Future[LoadedModel] = Future()
+            settings = base.settings
+            if base.processes is None and settings and not base.problem:
+                logger.info("%s is loaded from %s", base.name, settings.model)
+                loading: Future[LoadedBase] = Future()
                 self._loading = base, loading
                 self._start(partial(_fulfil, loading, partial(self._load, settings)))
                 return
@@ -278,23 +224,23 @@ class BasePlan:
             self._give_up(base, str(error) if is_known else repr(error))
             return
         for other in self._bases:
-            if other is not base and other.wanted.name == base.wanted.name and not other.is_former:
+            if other is not base and other.name == base.name and not other.is_former:
                 self._make_former(other)
 
-    def _give_up(self, base: _Base, problem: str) -> None:
+    def _give_up(self, base: SupervisedBase, problem: str) -> None:
         """Serve a base model no more, until its settings change."""
-        logger.error("%s is not served: %s", base.wanted.name, problem)
+        logger.error("%s is not served: %s", base.name, problem)
         base.problem, base.refusal = problem, ""
-        base.engines, base.model_dir, base.gpus = None, "", ()
+        base.processes, base.model_dir, base.gpus = None, "", ()
         self._give_up_home(base)
 
-    def _give_up_home(self, base: _Base) -> None:
+    def _give_up_home(self, base: SupervisedBase) -> None:
         """Settle what is left in the home of a base model that does not run."""
         home, base.home = base.home, None
         if home:
             self._settle(home)
 
-    def _adopt(self, base: _Base, model: LoadedModel, *, is_alone: bool = False) -> None:
+    def _adopt(self, base: SupervisedBase, model: LoadedBase, *, is_alone: bool = False) -> None:
         """Give a loaded model a home, GPUs and engines. Raises ServeError, OSError.
 
         is_alone: whether it is the only model, so that a single engine sees every GPU.
@@ -309,7 +255,7 @@ class BasePlan:
             # The number is of a model that went, and this one has to run.
             for file in wanted_files(home.folder):
                 file.path.unlink()
-        base.engines = self._place.run(model, home, () if sees_all else gpus)
+        base.processes = self._place.run(model, home, () if sees_all else gpus)
         base.home, base.gpus, base.base_revision = home, gpus, revision
         base.model_dir = str(model.base.path)
 
@@ -329,10 +275,10 @@ class BasePlan:
 
     def _let_go(self) -> None:
         """Forget the former models of which nothing is left."""
-        gone = [b for b in self._bases if b.is_former and b.engines and b.engines.is_at_rest]
+        gone = [b for b in self._bases if b.is_former and b.processes and b.processes.is_at_rest]
         if not gone:
             return
         for base in gone:
-            logger.info("%s is gone", base.wanted.name)
+            logger.info("%s is gone", base.name)
             self._bases.remove(base)
         self._follow()  # what was in the way of another model may be gone with it

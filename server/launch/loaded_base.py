@@ -18,7 +18,7 @@ from server.text.tokenizer import TemplateError, Tokenizer, UnsupportedTokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedBase:
     """A base model and its tokenizer, with the settings of this model alone."""
 
     settings: Settings
@@ -26,7 +26,7 @@ class LoadedModel:
     tokenizer: Tokenizer
 
     @classmethod
-    def load(cls, settings: Settings) -> "LoadedModel":
+    def load(cls, settings: Settings) -> "LoadedBase":
         """Find the model, or download it, and hash it, which takes minutes for a large one.
 
         settings: of one model, with an absolute data directory. Raises ServeError.

@@ -17,7 +17,7 @@ from server.launch.errors import (
     ServeError,
 )
 from server.launch.model_folder import find_model
-from server.launch.plan import prepare, resolve_settings
+from server.launch.prepare import prepare, resolve_settings
 from server.launch.secrets import SecretMissing
 from server.launch.settings import Settings
 from server.pool.files import members_file, wanted_file
@@ -256,9 +256,9 @@ def test_what_is_left_of_an_engine_is_settled_as_the_model_that_it_ran_on(tmp_pa
 def test_engines_of_one_machine_share_its_gpus(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     given = {"engines": 1, "max_engines": 2, "tensor_parallel_size": 2}
-    plan = prepare(make_settings(tmp_path, **given))
+    bases = prepare(make_settings(tmp_path, **given))
     wanted_file(tmp_path / "data").write(2)
-    gpus = {spec.name: spec.environment["CUDA_VISIBLE_DEVICES"] for spec in plan()}
+    gpus = {spec.name: spec.environment["CUDA_VISIBLE_DEVICES"] for spec in bases()}
     assert (gpus["engine"], gpus["engine-2"]) == ("4,5", "6,7")
     with pytest.raises(ServeError, match="3 engines of 2 GPUs need 6, and there are 4"):
         prepare_all(tmp_path, engines=3, tensor_parallel_size=2)

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from engine.leaving import forget_settled, mark_settled
-from server.launch.bases import BasePlan
 from server.launch.errors import ModelNotFound, ServeError
 from server.launch.homes import Home, home_of
-from server.launch.loaded_model import LoadedModel
+from server.launch.loaded_base import LoadedBase
 from server.launch.local_engines import ThisMachine
 from server.launch.settings import Settings
+from server.launch.supervised_bases import SupervisedBases
 from server.launch.supervisor import ChildSpec
 from server.pool.files import ModelChanges, bases_file, changes_file, members_file, wanted_file
 
@@ -32,11 +32,11 @@ def load(settings):
     if settings.model == "odd":
         raise RecursionError("deep")
     base = SimpleNamespace(path=f"/{settings.model}", base_revision=REVISIONS[settings.model])
-    return LoadedModel(settings, base, FakeTokenizer())
+    return LoadedBase(settings, base, FakeTokenizer())
 
 
 class World:
-    """A data directory with a plan. A model is loaded when `finish` is called."""
+    """A data directory and its base models. A model is loaded when `finish` is called."""
 
     def __init__(self, data_dir):
         data_dir.mkdir()
@@ -46,7 +46,7 @@ class World:
 
     def start(self, *tables, **given):
         self._work.clear()
-        self.bases = BasePlan(
+        self.bases = SupervisedBases(
             self.settings(*tables, **given),
             ThisMachine("engine"),
             [GATEWAY],
@@ -407,7 +407,7 @@ def test_a_model_that_was_refused_by_its_settings_is_named_at_the_start(world):
         raise ServeError(f"{settings.model_id} is not served")
 
     with pytest.raises(ServeError, match="b is not served"):
-        BasePlan(
+        SupervisedBases(
             world.settings(B),
             ThisMachine("engine"),
             load=refuse,
