@@ -36,7 +36,7 @@ from server.launch.open_files import OTHER_FILES, allow_open_files
 from server.launch.secrets import load_admin_key
 from server.launch.settings import Settings
 from server.logs import LogHandler, LogWriter
-from server.pool.files import bases_file, numbered
+from server.pool.control_files import bases_file, numbered
 
 gc.freeze()
 gc.enable()

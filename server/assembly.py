@@ -76,7 +76,7 @@ from server.launch.secrets import Secrets
 from server.launch.settings import Settings
 from server.limits.inflow import Inflow
 from server.limits.memory import MemoryLimiter
-from server.pool.files import BaseEntry, numbered
+from server.pool.control_files import BaseEntry, numbered
 from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
 from server.pool.keys import PoolKeys
 from server.traces.spans import Tracer

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from server.api.metrics import Metrics
-from server.pool.files import gateway_socket, numbered
+from server.pool.control_files import gateway_socket, numbered
 
 _ANSWER_S = 1.0
 """Longest wait for a neighbour's figures; then they are left out."""

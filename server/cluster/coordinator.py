@@ -27,7 +27,7 @@ from server.cluster.actor import EngineActor
 from server.cluster.pool import Placed, Pool, Role, first_line
 from server.launch.engine_template import Kind
 from server.launch.local_pool import engine_name
-from server.pool.files import MAX_ENGINES
+from server.pool.control_files import MAX_ENGINES
 from server.text.json_object import JsonObject
 
 logger = logging.getLogger(__name__)

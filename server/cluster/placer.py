@@ -23,7 +23,7 @@ from lora import log_lines
 from server.cluster.coordinator import Coordinator
 from server.cluster.pool import COORDINATOR, Pool, first_line
 from server.launch.placer_config import PlacerConfig
-from server.pool.files import Member, WantedEngines, members_file
+from server.pool.control_files import Member, WantedEngines, members_file
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from server.database.database import DatabaseError
 from server.faults import Conflict, NotFound
 from server.inference.bases import Bases
 from server.inference.served_base import ServedBase
+from server.pool.control_files import BaseEntry, ModelChanges, bases_file, changes_file
 from server.pool.engines import Engines
-from server.pool.files import BaseEntry, ModelChanges, bases_file, changes_file
 from server.text.json_object import JsonObject
 
 logger = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from server.inference.load_shedding import LoadShedder
 from server.inference.served_base import ServedBase
 from server.inference.token_leases import TokenLeases
 from server.launch.settings import Settings
+from server.pool.control_files import BaseEntry, Member, members_file
 from server.pool.engine_pool import EnginePool
 from server.pool.engines import Engine, Engines
-from server.pool.files import BaseEntry, Member, members_file
 from server.pool.keeper import Keeper, KeeperConfig
 from server.pool.running import Running
 from server.text.tokenizer import Tokenizer

@@ -13,8 +13,8 @@ from registry.base_models import BaseModels
 from registry.base_ref import BaseRef
 from server.inference import errors
 from server.inference.served_base import ServedBase
+from server.pool.control_files import BaseEntry
 from server.pool.engines import EngineFigures, Engines, nearest
-from server.pool.files import BaseEntry
 from server.pool.running import Parent, RunningRequest
 
 

@@ -15,7 +15,7 @@ from server.launch.children import CLUSTER, FIRST_BEAT_S, environment, write_pri
 from server.launch.errors import AddressInUse
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
-from server.pool.files import gateway_socket, numbered
+from server.pool.control_files import gateway_socket, numbered
 from server.text.json_object import JsonObject
 
 logger = logging.getLogger(__name__)

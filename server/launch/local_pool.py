@@ -14,7 +14,7 @@ from pathlib import Path
 from engine.endpoint import Endpoint
 from engine.leaving import is_settled
 from server.launch.supervisor import ChildSpec
-from server.pool.files import Member, WantedEngines, members_file
+from server.pool.control_files import Member, WantedEngines, members_file
 
 _FOLDER = re.compile(r"engine-([2-9]|[1-9][0-9]+)")
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from engine.config import EngineSettings
-from server.pool.files import MAX_ENGINES
+from server.pool.control_files import MAX_ENGINES
 from server.text.json_object import JsonObject
 
 

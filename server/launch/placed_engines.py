@@ -20,7 +20,7 @@ from server.launch.placer_config import (
 )
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
-from server.pool.files import WantedEngines, members_file, wanted_file
+from server.pool.control_files import WantedEngines, members_file, wanted_file
 from server.pool.keys import PoolKeys
 
 _PLACER_STOP_S = 15.0

@@ -9,7 +9,7 @@ from server.launch.homes import Home
 from server.launch.model_settings import threads_for
 from server.launch.settings import InvalidSetting, Settings
 from server.launch.supervisor import ChildSpec
-from server.pool.files import BaseEntry, ModelChanges
+from server.pool.control_files import BaseEntry, ModelChanges
 from server.text.json_object import JsonObject
 
 

@@ -26,7 +26,7 @@ from server.launch.loaded_base import LoadedBase
 from server.launch.settings import Settings
 from server.launch.supervised_base import Processes, SupervisedBase, wanted_bases
 from server.launch.supervisor import ChildSpec
-from server.pool.files import WantedEngines, bases_file, changes_file, wanted_files
+from server.pool.control_files import WantedEngines, bases_file, changes_file, wanted_files
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from engine.errors import EngineProves
 from engine.messages import AddRequest, EngineStats, Prefetch, RequestOutput, Residency, Tier
 from engine.records import JournalRecords
 from registry.ref import AdapterRef
+from server.pool.control_files import Member
 from server.pool.engines import EngineFigures, EngineState
-from server.pool.files import Member
 from server.pool.load_costs import LoadCosts
 from server.pool.router import EngineView
 from server.pool.suspects import RETRY_S, Suspected, Suspects, fingerprint

@@ -17,9 +17,9 @@ from engine.messages import (
 from registry.proof import Proof
 from registry.ref import AdapterRef
 from server.pool import router
+from server.pool.control_files import Member
 from server.pool.engine import PooledEngine
 from server.pool.engines import Engine, EngineFigures
-from server.pool.files import Member
 from server.pool.load_costs import LoadCosts
 from server.pool.members import Members
 from server.pool.prefix_table import PrefixTable, marks_of

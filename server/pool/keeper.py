@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 from server.database.clock import now_ms
 from server.pool.autoscaler import SLO_SHARE, Autoscaler, pool_figures
-from server.pool.files import WantedEngines, wanted_file
+from server.pool.control_files import WantedEngines, wanted_file
 from server.pool.first_tokens import FirstTokens
 from server.pool.running import Running
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
+from server.pool.control_files import Member
 from server.pool.engine import PooledEngine
-from server.pool.files import Member
 
 
 class Members:

@@ -22,7 +22,7 @@ from server.database.leases import Leases
 from server.inference.idempotency import take_over_key
 from server.launch.settings import Settings
 from server.limits.memory import MemoryLimiter
-from server.pool.files import numbered
+from server.pool.control_files import numbered
 from tests.crash import points
 from tests.crash.points import Kill, PointedApp, PointedDisk, Points
 from tests.engine import fake_engine

@@ -22,7 +22,7 @@ from server.database.clock import now_ms
 from server.database.database import DEFAULT_FILE, Database
 from server.launch.prepare import prepare
 from server.launch.secrets import load_or_create_secret
-from server.pool.files import Member, bases_file, members_file
+from server.pool.control_files import Member, bases_file, members_file
 from tests.crash.checks import Books, all_wrong
 from tests.crash.children import DEMO, settings_for
 from tests.crash.load import Seen, send_all

@@ -21,7 +21,7 @@ from engine.records import EndRecord, StartRecord
 from server.billing.tables import holds, usage_events
 from server.database.clock import now_ms
 from server.database.database import Database
-from server.pool.files import numbered
+from server.pool.control_files import numbered
 from tests.crash.children import Life, socket_of
 from tests.crash.nursery import Nursery
 from tests.crash.points import READY_PATH, Kill

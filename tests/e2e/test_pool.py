@@ -20,7 +20,7 @@ from engine.meter import TokenMeter
 from server.billing.audit.run import audit
 from server.billing.tables import usage_events
 from server.database.database import Database
-from server.pool.files import members_file, wanted_file
+from server.pool.control_files import members_file, wanted_file
 from tests.e2e.stack import Stack, Tenant, running
 from tests.e2e.streams import Streamed, engines, num_generated, run_streams, wait_until_ready
 

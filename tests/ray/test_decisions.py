@@ -24,7 +24,7 @@ from server.launch.engine_template import EngineTemplate
 from server.launch.homes import Home
 from server.launch.placer_config import PlacerConfig
 from server.launch.settings import Settings
-from server.pool.files import Member, members_file, wanted_file
+from server.pool.control_files import Member, members_file, wanted_file
 from server.pool.keys import PoolKeys
 
 KEYS = PoolKeys.of("1" * 64)

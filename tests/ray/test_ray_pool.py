@@ -18,7 +18,7 @@ from engine.meter import TokenMeter
 from server.billing.audit.run import audit
 from server.billing.tables import holds, usage_events
 from server.database.database import Database
-from server.pool.files import wanted_file
+from server.pool.control_files import wanted_file
 from tests.e2e.base_models import tables
 from tests.e2e.stack import Stack
 from tests.e2e.streams import Streamed, engines, run_streams, wait_until_ready

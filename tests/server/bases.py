@@ -7,8 +7,8 @@ from typing import Any
 
 from server.api.gateway import Gateway
 from server.launch.settings import Settings
+from server.pool.control_files import BaseEntry
 from server.pool.engines import EngineFigures
-from server.pool.files import BaseEntry
 from server.pool.keeper import Keeper, KeeperConfig
 
 

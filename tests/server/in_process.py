@@ -27,7 +27,7 @@ from server.database.database import DEFAULT_FILE
 from server.inference import base_maker
 from server.inference.bases import Bases
 from server.launch.settings import Settings
-from server.pool.files import BaseEntry
+from server.pool.control_files import BaseEntry
 from tests.server.bases import change_base, demo_entries
 from tests.server.factories import NOW_MS, make_tenant
 from tests.server.fake_engines import FakeEngines

@@ -16,7 +16,7 @@ from server.database.database import Database
 from server.inference.base_follower import BaseFollower, BaseState
 from server.inference.bases import Bases
 from server.launch.settings import InvalidSetting, Settings
-from server.pool.files import BaseEntry
+from server.pool.control_files import BaseEntry
 from server.text.json_object import JsonObject
 
 router = operators_router()

@@ -4,7 +4,7 @@ import pytest
 
 from server.api.metrics import Metrics
 from server.api.neighbours import Neighbours, merge
-from server.pool.files import gateway_socket
+from server.pool.control_files import gateway_socket
 from tests.server.bases import figures_only
 
 

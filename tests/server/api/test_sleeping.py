@@ -6,7 +6,7 @@ import pytest
 
 from server.billing.budgets import Budget, set_budget
 from server.limits.memory import MemoryLimiter
-from server.pool.files import WantedEngines
+from server.pool.control_files import WantedEngines
 from server.pool.keeper import Keeper, KeeperConfig
 from tests.server.bases import change_base
 from tests.server.factories import NOW_MS

@@ -14,7 +14,7 @@ from registry.chat_template import read_json
 from server.inference.base_maker import BaseMaker
 from server.inference.served_base import ServedBase
 from server.launch.settings import Settings
-from server.pool.files import BaseEntry
+from server.pool.control_files import BaseEntry
 from tests.registry.rows import add_version
 from tests.server.bases import demo_entries
 from tests.server.fake_engines import FakeEngines

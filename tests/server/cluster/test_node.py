@@ -24,7 +24,7 @@ from server.launch.placer_config import PlacerConfig
 from server.launch.prepare import prepare as prepare_all
 from server.launch.prepare import resolve_settings
 from server.launch.settings import Settings
-from server.pool.files import Member, members_file, wanted_file
+from server.pool.control_files import Member, members_file, wanted_file
 from server.pool.keys import PoolKeys
 
 MODEL = Path(demo.__file__).parent / "model"

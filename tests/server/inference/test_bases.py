@@ -15,7 +15,7 @@ from server.faults import Conflict, NotFound
 from server.inference.base_follower import MAX_MODELS, BaseFollower
 from server.inference.bases import Bases
 from server.inference.served_base import ServedBase
-from server.pool.files import BaseEntry, ModelChanges, bases_file, changes_file, wanted_file
+from server.pool.control_files import BaseEntry, ModelChanges, bases_file, changes_file, wanted_file
 from server.pool.keeper import Keeper, KeeperConfig
 from server.pool.running import Running, RunningRequest
 from tests.server.fake_engines import FakeEngines

@@ -7,7 +7,7 @@ import pytest
 from server.launch.errors import AddressInUse
 from server.launch.gateways import Gateways
 from server.launch.settings import Settings
-from server.pool.files import gateway_socket, wanted_file
+from server.pool.control_files import gateway_socket, wanted_file
 
 SHARED = {"database_url": "postgresql://localhost/x", "redis_url": "redis://localhost"}
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine.leaving import forget_settled, is_settled, mark_settled
 from server.launch.local_pool import LocalPool, engine_folders, engine_name
 from server.launch.supervisor import ChildSpec
-from server.pool.files import members_file, wanted_file
+from server.pool.control_files import members_file, wanted_file
 
 
 def make_pool(data_dir, least=1, most=None, prefix=""):

@@ -20,7 +20,7 @@ from server.launch.model_folder import find_model
 from server.launch.prepare import prepare, resolve_settings
 from server.launch.secrets import SecretMissing
 from server.launch.settings import Settings
-from server.pool.files import members_file, wanted_file
+from server.pool.control_files import members_file, wanted_file
 from server.text.tokenizer import Tokenizer
 
 MODEL = Path(demo.__file__).parent / "model"

@@ -6,7 +6,7 @@ import pytest
 
 from server.launch.settings import InvalidSetting, load_settings
 from server.launch.supervised_base import wanted_bases
-from server.pool.files import ModelChanges
+from server.pool.control_files import ModelChanges
 
 
 @pytest.fixture(autouse=True)

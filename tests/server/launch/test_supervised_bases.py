@@ -13,7 +13,13 @@ from server.launch.local_engines import ThisMachine
 from server.launch.settings import Settings
 from server.launch.supervised_bases import SupervisedBases
 from server.launch.supervisor import ChildSpec
-from server.pool.files import ModelChanges, bases_file, changes_file, members_file, wanted_file
+from server.pool.control_files import (
+    ModelChanges,
+    bases_file,
+    changes_file,
+    members_file,
+    wanted_file,
+)
 
 GATEWAY = ChildSpec("gateway", ("gateway",), {})
 REVISIONS = {"a": "aaaaaaaa1", "b": "bbbbbbbb2", "c": "cccccccc3"}

@@ -13,8 +13,8 @@ from engine.client import EngineClient
 from engine.endpoint import Endpoint
 from engine.errors import EngineAwayError, EngineDeadError, EngineDied
 from engine.messages import EngineStats, ForgetDrafts, RequestOutput, TenantService, Welcome
+from server.pool.control_files import Member
 from server.pool.engine_pool import EnginePool
-from server.pool.files import Member
 from server.pool.prefix_table import CHUNK_TOKENS, marks_of
 from server.pool.running import Running, RunningRequest
 from server.pool.suspects import Suspected, fingerprint

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from server.pool.files import WantedEngines, wanted_file
+from server.pool.control_files import WantedEngines, wanted_file
 from server.pool.keeper import (
     MAX_DECISIONS,
     Keeper,

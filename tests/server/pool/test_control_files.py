@@ -10,7 +10,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engine.endpoint import Endpoint
-from server.pool.files import ControlFileDamaged, Member, WantedEngines, members_file, wanted_file
+from server.pool.control_files import (
+    ControlFileDamaged,
+    Member,
+    WantedEngines,
+    members_file,
+    wanted_file,
+)
 
 ONE = Member("engine", "ipc:///data/engine/engine.sock")
 FAR = Member("engine-2", "tcp://10.0.0.7:5555", "k" * 40)
