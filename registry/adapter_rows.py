@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal
 
-from sqlalchemy import Connection, Row, Select, false, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, false, func, insert, select, update
 
 from registry.alias_rows import Target, bucket_of, list_targets, make_target
 from registry.base_ref import BaseRef
@@ -297,14 +297,21 @@ def next_version(conn: Connection, adapter_id: str) -> int:
     return (conn.execute(query).scalar() or 0) + 1
 
 
+def is_named(tenant_id: str, name: str) -> tuple[ColumnElement[bool], ...]:
+    """SQL for whether an adapter is the tenant's of this name, and not deleted."""
+    return (
+        adapters.c.tenant_id == tenant_id,
+        adapters.c.name == name,
+        adapters.c.deleted_at_ms.is_(None),
+    )
+
+
 def _ready_versions(tenant_id: str, name: str) -> Select[Any]:
     return (
         select(versions)
         .join(adapters, adapters.c.adapter_id == versions.c.adapter_id)
         .where(
-            adapters.c.tenant_id == tenant_id,
-            adapters.c.name == name,
-            adapters.c.deleted_at_ms.is_(None),
+            *is_named(tenant_id, name),
             versions.c.tenant_id == tenant_id,
             versions.c.state == READY,
         )

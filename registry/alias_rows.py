@@ -80,31 +80,7 @@ def list_targets(
     return found
 
 
-def put_target(
-    conn: Connection,
-    tenant_id: str,
-    adapter_id: str,
-    alias: str,
-    target: Target | None,
-    now_ms: int,
-) -> None:
-    """Set an alias to a target; None removes the alias."""
-    is_it = (
-        aliases.c.adapter_id == adapter_id,
-        aliases.c.alias == alias,
-        aliases.c.tenant_id == tenant_id,
-    )
-    if target is None:
-        conn.execute(aliases.delete().where(*is_it))
-        return
-    row = {**_columns(target), "updated_at_ms": now_ms}
-    if conn.execute(update(aliases).where(*is_it).values(row)).rowcount == 0:
-        conn.execute(
-            insert(aliases).values(adapter_id=adapter_id, alias=alias, tenant_id=tenant_id, **row)
-        )
-
-
-def insert_move(
+def move_alias(
     conn: Connection,
     tenant_id: str,
     adapter_id: str,
@@ -113,16 +89,16 @@ def insert_move(
     now_ms: int,
     moved_by: str,
 ) -> None:
-    conn.execute(
-        insert(moves).values(
-            adapter_id=adapter_id,
-            alias=alias,
-            tenant_id=tenant_id,
-            moved_at_ms=now_ms,
-            moved_by=moved_by,
-            **_columns(target),
-        )
-    )
+    """Let an alias mean a target, and note the move; None removes the alias."""
+    columns = _columns(target)
+    its = {"adapter_id": adapter_id, "alias": alias, "tenant_id": tenant_id}
+    is_it = [aliases.c[name] == value for name, value in its.items()]
+    row = columns | {"updated_at_ms": now_ms}
+    if target is None:
+        conn.execute(aliases.delete().where(*is_it))
+    elif conn.execute(update(aliases).where(*is_it).values(row)).rowcount == 0:
+        conn.execute(insert(aliases).values(its | row))
+    conn.execute(insert(moves).values(moved_at_ms=now_ms, moved_by=moved_by, **its, **columns))
 
 
 def list_moves(

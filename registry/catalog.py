@@ -72,8 +72,7 @@ class Catalog(Directory):
         check_alias(alias)
         check_canary(version, canary)
         target = Target(version, canary)
-        adapter_rows.lock_tenant(conn, tenant_id)
-        adapter = self.get_adapter(conn, tenant_id, name)
+        adapter = self._locked(conn, tenant_id, name)
         for number in sorted(target.versions):
             if _find_version(conn, adapter, number, READY) is None:
                 raise AdapterNotFound(model=f"{name}@{number}")
@@ -88,8 +87,7 @@ class Catalog(Directory):
         Raises AdapterNotFound, InvalidName, NothingToRollBack, VersionDeleted.
         """
         check_alias(alias)
-        adapter_rows.lock_tenant(conn, tenant_id)
-        adapter = self.get_adapter(conn, tenant_id, name)
+        adapter = self._locked(conn, tenant_id, name)
         moves = alias_rows.list_moves(conn, tenant_id, adapter.adapter_id, alias, None, limit=2)
         if not moves and alias not in adapter.aliases:
             raise AdapterNotFound(model=f"{name}@{alias}")
@@ -109,8 +107,7 @@ class Catalog(Directory):
         check_alias(alias)
         if alias == LATEST:
             raise InvalidName(param="alias", name=alias, rule="another: every adapter keeps it")
-        adapter_rows.lock_tenant(conn, tenant_id)
-        adapter = self.get_adapter(conn, tenant_id, name)
+        adapter = self._locked(conn, tenant_id, name)
         if alias not in adapter.aliases:
             raise AdapterNotFound(model=f"{name}@{alias}")
         self._move(conn, adapter, alias, None, actor)
@@ -162,8 +159,7 @@ class Catalog(Directory):
 
         The adapter's pin, grants and offers end. A later upload of the name gets the next number.
         """
-        adapter_rows.lock_tenant(conn, tenant_id)
-        adapter = self.get_adapter(conn, tenant_id, name)
+        adapter = self._locked(conn, tenant_id, name)
         now_ms = self._now_ms()
         pins.follow_latest(conn, adapter, None, now_ms)
         grants.revoke_all(conn, adapter, actor=actor, now_ms=now_ms)
@@ -203,8 +199,7 @@ class Catalog(Directory):
 
         Raises AdapterNotFound; VersionInUse while an alias means the version.
         """
-        adapter_rows.lock_tenant(conn, tenant_id)
-        adapter = self.get_adapter(conn, tenant_id, name)
+        adapter = self._locked(conn, tenant_id, name)
         if _find_version(conn, adapter, number, READY) is None:
             raise AdapterNotFound(model=f"{name}@{number}")
         aliases = [alias for alias, meant in adapter.aliases.items() if number in meant.versions]
@@ -221,8 +216,7 @@ class Catalog(Directory):
 
         Raises AdapterNotFound, NotDeleted, RetentionOver.
         """
-        adapter_rows.lock_tenant(conn, tenant_id)
-        adapter = self.get_adapter(conn, tenant_id, name)
+        adapter = self._locked(conn, tenant_id, name)
         what = f"{name}@{number}"
         version = _find_version(conn, adapter, number, READY, DELETED, PURGED)
         if version is None:
@@ -259,22 +253,15 @@ class Catalog(Directory):
         if before is None and alias != LATEST and len(adapter.aliases) >= MAX_ALIASES:
             raise QuotaExceeded(quota="max_aliases", limit=MAX_ALIASES, remedy="remove one first")
         now_ms = self._now_ms()
-        alias_rows.put_target(conn, tenant_id, adapter_id, alias, target, now_ms)
-        alias_rows.insert_move(conn, tenant_id, adapter_id, alias, target, now_ms, actor)
+        alias_rows.move_alias(conn, tenant_id, adapter_id, alias, target, now_ms, actor)
         for number in sorted(target.versions) if target else [None]:
             record_event(conn, "moved", tenant_id, adapter_id, number, now_ms)
         if alias == LATEST:
             pins.follow_latest(conn, adapter, target.version if target else None, now_ms)
-        action, what = "alias.move" if target else "alias.remove", f"{adapter.name}@{alias}"
-        record_audit(
-            conn,
-            tenant_id,
-            action,
-            f"{before or 'new'} -> {target or 'removed'}",
-            target=f"{tenant_id}/{what}",
-            at_ms=now_ms,
-            actor=actor,
-        )
+        action = "alias.move" if target else "alias.remove"
+        detail = f"{before or 'new'} -> {target or 'removed'}"
+        what = f"{tenant_id}/{adapter.name}@{alias}"
+        record_audit(conn, tenant_id, action, detail, target=what, at_ms=now_ms, actor=actor)
 
     def _record(
         self,
@@ -292,11 +279,9 @@ class Catalog(Directory):
         tenant_id, adapter_id = adapter.tenant_id, adapter.adapter_id
         record_event(conn, kind, tenant_id, adapter_id, number, now_ms)
         verb = "delete" if kind == "removed" else "restore"
-        what = f"{adapter.name}@{number}" if number else adapter.name
+        what = f"{tenant_id}/{adapter.name}" + (f"@{number}" if number else "")
         action = f"{'version' if number else 'adapter'}.{verb}"
-        record_audit(
-            conn, tenant_id, action, target=f"{tenant_id}/{what}", at_ms=now_ms, actor=actor
-        )
+        record_audit(conn, tenant_id, action, target=what, at_ms=now_ms, actor=actor)
 
     def _open_adapter(self, conn: Connection, tenant_id: str, name: str, actor: str) -> Adapter:
         """The adapter of this name: as it is, revived without its old aliases, or new."""
@@ -308,6 +293,11 @@ class Catalog(Directory):
             deleted_rows.set_adapter(conn, tenant_id, adapter.adapter_id, None)
             for alias in adapter.aliases:
                 self._move(conn, adapter, alias, None, actor)
+        return self.get_adapter(conn, tenant_id, name)
+
+    def _locked(self, conn: Connection, tenant_id: str, name: str) -> Adapter:
+        """The adapter, under its tenant's lock."""
+        adapter_rows.lock_tenant(conn, tenant_id)
         return self.get_adapter(conn, tenant_id, name)
 
     def _is_kept(self, deleted_at_ms: int) -> bool:

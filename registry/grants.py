@@ -114,9 +114,7 @@ def is_granted(conn: Connection, owner_id: str, name: str, grantee_id: str) -> b
         .where(
             grants.c.grantee_id == grantee_id,
             grants.c.tenant_id == owner_id,
-            adapters.c.tenant_id == owner_id,
-            adapters.c.name == name,
-            adapters.c.deleted_at_ms.is_(None),
+            *adapter_rows.is_named(owner_id, name),
         )
     )
     return bool(conn.execute(query).scalar_one())

@@ -61,7 +61,7 @@ def offer(conn: Connection, adapter: Adapter, addressee: str, *, actor: str, now
         keys = {"adapter_id": adapter.adapter_id, "addressee": addressee}
         conn.execute(insert(offers).values(**keys, tenant_id=adapter.tenant_id, **values))
     if not is_pending:
-        record(conn, "offered", adapter.tenant_id, _target(adapter), addressee, actor, now_ms)
+        _record(conn, "offer.offered", adapter, addressee, actor, now_ms)
     return Offer(addressee, now_ms)
 
 
@@ -72,7 +72,7 @@ def withdraw(
     _check_addressee(addressee)
     is_it = is_of(adapter), offers.c.addressee == addressee, offers.c.is_withdrawn.is_(False)
     if conn.execute(update(offers).where(*is_it).values(is_withdrawn=True)).rowcount:
-        record(conn, "withdrawn", adapter.tenant_id, _target(adapter), addressee, actor, now_ms)
+        _record(conn, "offer.withdrawn", adapter, addressee, actor, now_ms)
 
 
 def withdraw_all(conn: Connection, adapter: Adapter) -> None:
@@ -107,21 +107,12 @@ def is_of(adapter: Adapter) -> ColumnElement[bool]:
     return (offers.c.adapter_id == adapter.adapter_id) & (offers.c.tenant_id == adapter.tenant_id)
 
 
-def record(
-    conn: Connection,
-    action: str,
-    tenant_id: str,
-    target: str,
-    to: str,
-    actor: str,
-    now_ms: int,
+def _record(
+    conn: Connection, action: str, adapter: Adapter, to: str, actor: str, now_ms: int
 ) -> None:
-    """Add a line to the audit log of the tenant that acted; the other tenant sees none."""
-    record_audit(conn, tenant_id, f"offer.{action}", to, target=target, at_ms=now_ms, actor=actor)
-
-
-def _target(adapter: Adapter) -> str:
-    return f"{adapter.tenant_id}/{adapter.name}"
+    """Add a line to the owner's audit log; the other tenant sees none."""
+    owner, target = adapter.tenant_id, f"{adapter.tenant_id}/{adapter.name}"
+    record_audit(conn, owner, action, to, target=target, at_ms=now_ms, actor=actor)
 
 
 def _check_addressee(addressee: str) -> None:

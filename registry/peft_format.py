@@ -99,8 +99,7 @@ class CanonicalAdapter:
     """An adapter as its canonical object has it, before it is written and after it is read.
 
     modules: by module name, such as "model.layers.0.self_attn.q_proj".
-    tensors: by PEFT's name, see `lora_names`; A is [rank, in], B is [out, rank]. Their places are in
-    the file that is read.
+    tensors: by PEFT's name, see `lora_names`; A is [rank, in], B is [out, rank].
     invocation_tokens: an activated LoRA applies from their last occurrence in the prompt on; None
     for an ordinary LoRA.   vocab_size: number of token ids, if the adapter adds some to the base
     model's; its tensors of the embedding and the head then have as many columns and rows.

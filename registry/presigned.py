@@ -19,7 +19,7 @@ from registry.errors import (
 from registry.storage import PresignedStorage, Storage
 from registry.tables import upload_files
 from registry.transactions import Begin
-from registry.upload_rows import Upload, UploadFile, UploadPart, find_upload, is_open
+from registry.upload_rows import Upload, UploadFile, UploadPart, find_upload, is_of, is_open
 from registry.upload_rules import RegistryLimits
 
 
@@ -96,11 +96,10 @@ def _set_multipart(conn: Connection, upload: Upload, file: UploadFile, multipart
     kept = conn.execute(
         update(upload_files)
         .where(
-            upload_files.c.upload_id == upload.upload_id,
+            is_of(upload_files, upload),
             upload_files.c.filename == file.filename,
-            upload_files.c.tenant_id == upload.tenant_id,
             upload_files.c.multipart_id.is_(None),
-            is_open(upload.tenant_id, upload.upload_id),
+            is_open(upload),
         )
         .values(multipart_id=multipart_id)
     )

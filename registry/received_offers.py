@@ -21,9 +21,10 @@ from sqlalchemy import (
 )
 
 from registry import adapter_rows, grants
+from registry.audit import record_audit
 from registry.base_ref import BaseRef
 from registry.errors import OfferNotFound
-from registry.offers import KEPT_MS, is_of, is_standing, record
+from registry.offers import KEPT_MS, is_of, is_standing
 from registry.tables import adapter_aliases as aliases
 from registry.tables import adapter_grants as granted
 from registry.tables import adapter_offers as offers
@@ -86,7 +87,7 @@ def accept(
     assert adapter is not None, "only adapters that are there are offered"
     grants.grant(conn, adapter, to.tenant_id, granted_by=offered_by, now_ms=now_ms)
     conn.execute(delete(offers).where(is_of(adapter), offers.c.addressee.in_(to.addresses)))
-    record(conn, "accepted", to.tenant_id, f"{owner_id}/{name}", "", actor, now_ms)
+    _record(conn, "offer.accepted", to, owner_id, name, actor, now_ms)
 
 
 def decline(
@@ -100,13 +101,13 @@ def decline(
         adapter_id, _ = _find(conn, to, owner_id, name, now_ms)
         its = (offers.c.adapter_id == adapter_id) & offers.c.addressee.in_(to.addresses)
         conn.execute(update(offers).where(its).values(is_declined=True))
-        record(conn, "declined", to.tenant_id, f"{owner_id}/{name}", "", actor, now_ms)
+        _record(conn, "offer.declined", to, owner_id, name, actor, now_ms)
         return
     adapter_rows.lock_tenant(conn, owner_id)
     adapter = adapter_rows.find_adapter(conn, owner_id, name)
     if adapter is not None:
         grants.end(conn, adapter, to.tenant_id, now_ms=now_ms)
-        record(conn, "given_back", to.tenant_id, f"{owner_id}/{name}", "", actor, now_ms)
+        _record(conn, "offer.given_back", to, owner_id, name, actor, now_ms)
 
 
 def list_pending(conn: Connection, to: Addressee, now_ms: int) -> tuple[list[ReceivedOffer], bool]:
@@ -200,6 +201,14 @@ def _offer(*row: Any) -> ReceivedOffer:
     return ReceivedOffer(*values)
 
 
+def _record(
+    conn: Connection, action: str, to: Addressee, owner_id: str, name: str, actor: str, now_ms: int
+) -> None:
+    """Add a line to the addressee's audit log; the owner sees none."""
+    target = f"{owner_id}/{name}"
+    record_audit(conn, to.tenant_id, action, target=target, at_ms=now_ms, actor=actor)
+
+
 def _find(
     conn: Connection, to: Addressee, owner_id: str, name: str, now_ms: int
 ) -> tuple[str, str]:
@@ -210,9 +219,7 @@ def _find(
         .where(
             *_is_to(to, now_ms),
             offers.c.tenant_id == owner_id,
-            adapters.c.tenant_id == owner_id,
-            adapters.c.name == name,
-            adapters.c.deleted_at_ms.is_(None),
+            *adapter_rows.is_named(owner_id, name),
         )
     )
     found = conn.execute(query).first()

@@ -29,6 +29,7 @@ from registry.upload_rows import (
     Upload,
     UploadState,
     get_upload,
+    is_of,
     move_upload,
     to_upload,
 )
@@ -160,19 +161,10 @@ def mark_discarded(conn: Connection, upload: Upload, now_ms: int) -> bool:
     """Record that the store has no parts of the upload; False if the upload has not ended."""
     marked = conn.execute(
         update(uploads)
-        .where(
-            uploads.c.upload_id == upload.upload_id,
-            uploads.c.tenant_id == upload.tenant_id,
-            uploads.c.state.in_(_ENDED),
-        )
+        .where(is_of(uploads, upload), uploads.c.state.in_(_ENDED))
         .values(discarded_at_ms=now_ms)
     )
     if marked.rowcount == 0:
         return False
-    conn.execute(
-        upload_parts.delete().where(
-            upload_parts.c.upload_id == upload.upload_id,
-            upload_parts.c.tenant_id == upload.tenant_id,
-        )
-    )
+    conn.execute(upload_parts.delete().where(is_of(upload_parts, upload)))
     return True

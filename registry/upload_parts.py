@@ -25,6 +25,7 @@ from registry.upload_rows import (
     UploadFile,
     UploadPart,
     get_upload,
+    is_of,
     is_open,
 )
 
@@ -86,7 +87,7 @@ def put_part(
     # The object is put before its row, so that a counted part always exists.
     storage.put(key, sent.path)
     with begin() as conn:
-        is_counted = _advance_file(conn, tenant_id, upload_id, part)
+        is_counted = _advance_file(conn, upload, part)
         upload = get_upload(conn, tenant_id, upload_id, now_ms)
         if is_counted:
             return upload.files[part.filename]
@@ -116,10 +117,7 @@ def received_parts(conn: Connection, upload: Upload) -> tuple[UploadPart, ...]:
         raise UploadNotComplete(missing_bytes=missing)
     query = (
         select(*_COLUMNS)
-        .where(
-            upload_parts.c.upload_id == upload.upload_id,
-            upload_parts.c.tenant_id == upload.tenant_id,
-        )
+        .where(is_of(upload_parts, upload))
         .order_by(upload_parts.c.filename, upload_parts.c.start)
     )
     return tuple(UploadPart(*row) for row in conn.execute(query))
@@ -170,10 +168,9 @@ def _answer_repeated(conn: Connection, upload: Upload, part: UploadPart) -> Uplo
     """The unchanged file, if exactly this part was taken before. Raises UploadOffsetMismatch."""
     file = upload.files[part.filename]
     query = select(*_COLUMNS).where(
-        upload_parts.c.upload_id == upload.upload_id,
+        is_of(upload_parts, upload),
         upload_parts.c.filename == part.filename,
         upload_parts.c.start == part.start,
-        upload_parts.c.tenant_id == upload.tenant_id,
     )
     if (row := conn.execute(query).first()) is None or UploadPart(*row) != part:
         raise UploadOffsetMismatch(
@@ -182,7 +179,7 @@ def _answer_repeated(conn: Connection, upload: Upload, part: UploadPart) -> Uplo
     return file
 
 
-def _advance_file(conn: Connection, tenant_id: str, upload_id: str, part: UploadPart) -> bool:
+def _advance_file(conn: Connection, upload: Upload, part: UploadPart) -> bool:
     """Add a part if the upload is open and the part starts where the received bytes end.
 
     Returns whether the part was added.
@@ -190,17 +187,15 @@ def _advance_file(conn: Connection, tenant_id: str, upload_id: str, part: Upload
     advanced = conn.execute(
         update(upload_files)
         .where(
-            upload_files.c.upload_id == upload_id,
+            is_of(upload_files, upload),
             upload_files.c.filename == part.filename,
-            upload_files.c.tenant_id == tenant_id,
             upload_files.c.received_bytes == part.start,
-            is_open(tenant_id, upload_id),
+            is_open(upload),
         )
         .values(received_bytes=part.start + part.size_bytes)
     )
     if advanced.rowcount == 0:
         return False
-    conn.execute(
-        insert(upload_parts).values(upload_id=upload_id, tenant_id=tenant_id, **asdict(part))
-    )
+    its = {"upload_id": upload.upload_id, "tenant_id": upload.tenant_id}
+    conn.execute(insert(upload_parts).values(its | asdict(part)))
     return True

@@ -26,7 +26,7 @@ from registry.errors import QuotaExceeded
 from registry.proof import Proof
 from registry.tables import uploads
 from registry.upload_ends import publish
-from registry.upload_rows import FAILED, PROVING, Upload, get_upload, move_upload, to_upload
+from registry.upload_rows import FAILED, PROVING, Upload, get_upload, is_of, move_upload, to_upload
 
 
 def claim_proofs(conn: Connection, now_ms: int, *, limit: int, claim_ms: int) -> list[Upload]:
@@ -55,12 +55,7 @@ def claim_proof(
     """
     claimed = conn.execute(
         update(uploads)
-        .where(
-            uploads.c.upload_id == upload.upload_id,
-            uploads.c.tenant_id == upload.tenant_id,
-            uploads.c.state == PROVING,
-            *conditions,
-        )
+        .where(is_of(uploads, upload), uploads.c.state == PROVING, *conditions)
         .values(proving_until_ms=until_ms)
     )
     return claimed.rowcount == 1

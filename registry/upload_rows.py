@@ -9,7 +9,18 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
-from sqlalchemy import Connection, Exists, Row, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Exists,
+    Row,
+    Table,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from registry.adapter_rows import BuiltAdapter, Version, find_version_row
 from registry.errors import UploadNotFound, UploadNotOpen
@@ -178,14 +189,15 @@ def created_at_ms(conn: Connection, tenant_id: str, place: int) -> int | None:
     return conn.execute(query).scalar()
 
 
-def is_open(tenant_id: str, upload_id: str) -> Exists:
+def is_of(table: Table, upload: Upload) -> ColumnElement[bool]:
+    """SQL for whether a row of this table is of the upload."""
+    return (table.c.upload_id == upload.upload_id) & (table.c.tenant_id == upload.tenant_id)
+
+
+def is_open(upload: Upload) -> Exists:
     """Condition for statements that may only change an open upload."""
-    query = select(uploads.c.upload_id).where(
-        uploads.c.upload_id == upload_id,
-        uploads.c.tenant_id == tenant_id,
-        uploads.c.state == OPEN,
-    )
-    return query.exists()
+    its = is_of(uploads, upload), uploads.c.state == OPEN
+    return select(uploads.c.upload_id).where(*its).exists()
 
 
 def move_upload(conn: Connection, upload: Upload, state: UploadState, **changes: Any) -> Upload:
@@ -198,13 +210,7 @@ def move_upload(conn: Connection, upload: Upload, state: UploadState, **changes:
     if "built" in row:
         row["built"] = _json(moved.built)
     done = conn.execute(
-        update(uploads)
-        .where(
-            uploads.c.upload_id == upload.upload_id,
-            uploads.c.tenant_id == upload.tenant_id,
-            uploads.c.state == upload.state,
-        )
-        .values(row)
+        update(uploads).where(is_of(uploads, upload), uploads.c.state == upload.state).values(row)
     )
     if done.rowcount == 0:
         found = find_upload(conn, upload.tenant_id, upload.upload_id)
