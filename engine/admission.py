@@ -6,7 +6,7 @@ so that requests behind it can use adapters that are resident. Once a request ha
 requests end.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from engine.grammar.constraints import Constraints
 from engine.messages import StopCause
@@ -59,25 +59,18 @@ class Admission:
             )
         ]
         order = self.queues.policy.order(ready)
-        is_full = self._start_until_full(order)
-        if is_full and any(request.block_ids for request in ready):
-            # Requests that hold blocks take no room from others, and have what others wait for.
-            self._start_until_full(request for request in order if request.block_ids)
+        for request in order:
+            if not self._start_or_skip(request):
+                break
+        # `order` goes on behind the request that lacked room. Requests that hold blocks take no
+        # room from others, and have what others wait for.
+        if any(request.block_ids for request in ready):
+            for request in order:
+                if request.block_ids and not self._start_or_skip(request):
+                    break
         for passed in self._short_of_room:
             passed.num_skips += sum(self._is_behind(request, passed) for request in self._started)
         return self._hopeless
-
-    def _start_until_full(self, order: Iterable[Request]) -> bool:
-        """Start or skip requests until there is no room for one; return whether that was so.
-
-        An iterator keeps the requests behind that one.
-        """
-        is_full = False
-        for request in order:
-            is_full = not self._start_or_skip(request)
-            if is_full:
-                break
-        return is_full
 
     def _start_or_skip(self, request: Request) -> bool:
         """Start or skip a request; False if there is no room, so that none behind it may start."""
@@ -247,9 +240,7 @@ class Admission:
         if queues.policy.has_shares:
             served = queues.policy.served
             victims = ranks_giving_way(request, queues.running, served, num_short=num_short)
-        victims = victims or queues.idle_beams(request)
-        queues.preempt(victims)
-        return bool(victims)
+        return queues.preempt_for(request, victims)
 
     def _num_ranks_short(self, request: Request) -> int:
         """Ranks by which its adapter would exceed the step's sum; 0 or less if it fits."""

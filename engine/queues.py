@@ -52,7 +52,8 @@ class Queues:
             request, plan.budget, is_whole=True
         ):
             num_blocks = self.kv.num_missing(request, request.num_tokens_to_do)
-            if not self._make_others_wait(request, num_blocks, has_seat=has_seat):
+            victims = self._giving_way(request, num_blocks, has_seat=has_seat)
+            if not self.preempt_for(request, victims):
                 return False
         self.waiting.remove(request)
         self.running[request] = None
@@ -146,18 +147,20 @@ class Queues:
     def make_way(self, request: Request, num_blocks: int) -> bool:
         """Free blocks for a waiting request, if need be by preemption; False without room."""
         while not self.arena.make_room(num_blocks):
-            if not self._make_others_wait(request, num_blocks, has_seat=True):
+            victims = self._giving_way(request, num_blocks, has_seat=True)
+            if not self.preempt_for(request, victims):
                 return False
         return True
 
-    def _make_others_wait(self, request: Request, num_blocks: int, *, has_seat: bool) -> bool:
-        """Preempt those that give way to a waiting request; False if there are none."""
-        victims = self._giving_way(request, num_blocks, has_seat=has_seat)
-        victims = victims or self.idle_beams(request)
+    def preempt_for(self, request: Request, victims: Sequence[Request]) -> bool:
+        """Preempt these for a waiting request, or idle beams if there are none; False if neither
+        are any.
+        """
+        victims = victims or self._idle_beams(request)
         self.preempt(victims)
         return bool(victims)
 
-    def idle_beams(self, request: Request) -> list[Request]:
+    def _idle_beams(self, request: Request) -> list[Request]:
         """The beams that give way to a waiting request, as nothing runs: they wait for other beams,
         which lack room. So a search goes on even if its beams do not fit together.
         """
