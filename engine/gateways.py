@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 _MOST_RECEIVED = 256
 _SEND_QUEUE = 100_000
 _FIRST_GATEWAY_S = 60.0
+_NUM_RELAYS = 2
+"""Gateways that forward a message: two, as one may be cut off from an engine."""
 
 
 @dataclass(slots=True)
@@ -132,12 +134,12 @@ class Gateways:
             with suppress(zmq.ZMQError):
                 self._put(gateway_id, gateway.numbering.encode(message))
 
-    def take_turns(self, count: int) -> list[str]:
-        """The next gateways in line, which become the last ones."""
-        turn = list(islice(self._known, count))
-        for gateway_id in turn:
+    def next_relays(self) -> list[str]:
+        """The gateways whose turn it is to forward a message to the other engines."""
+        relays = list(islice(self._known, _NUM_RELAYS))
+        for gateway_id in relays:
             self._known[gateway_id] = self._known.pop(gateway_id)
-        return turn
+        return relays
 
     def forget_silent(self) -> None:
         limit = time.monotonic() - self._timeout_s

@@ -46,8 +46,6 @@ figures of this time one by one.
 """
 INTEGRITY_INTERVAL_S = 5.0
 _CLOSING_S = 60.0
-_NUM_RELAYS = 2
-"""Gateways that get the service totals each time: two, as one may be cut off from an engine."""
 
 
 class EngineInUse(Exception):
@@ -266,12 +264,11 @@ class EngineProcess:
             self._tell_service()
 
     def _tell_service(self) -> None:
-        """Send service totals to `_NUM_RELAYS` gateways, which forward them to the other engines.
+        """Send service totals to some gateways, which forward them to the other engines.
 
-        The gateways take turns. If all of them forwarded the totals, each engine would receive the
-        same totals from every gateway.
+        If all of them did, each engine would receive the same totals from every gateway.
         """
-        if relays := self._gateways.take_turns(_NUM_RELAYS):
+        if relays := self._gateways.next_relays():
             for message in self.core.take_service(self.welcome.epoch):
                 for gateway_id in relays:
                     self._gateways.send(gateway_id, message)
