@@ -18,7 +18,7 @@ from registry.architecture import (
     text_name,
 )
 from registry.base_tensor import BaseTensor, TensorPlace, digest_of
-from registry.errors import InvalidAdapter, UnsupportedBaseModel
+from registry.errors import InvalidAdapter
 from registry.peft_format import EMBEDDING, HEAD, Header, read_header, read_tensor_chunks
 from registry.strict_json import parse_object
 from registry.text_config import text_config
@@ -42,6 +42,13 @@ _SERVED = re.compile(
     r"\.(weight|weight_packed|qweight)"
 )
 _OF_EXPERT = re.compile(r".*\.experts\.\d+\..*")
+
+
+class UnsupportedBaseModel(Exception):
+    """The folder given as base model cannot be served. reason: a clause for the message."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(f"{path} cannot be served as a base model: {reason}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +138,7 @@ def read_headers(
         config = _read_config(path)
         headers = {name: _read_weights_header(path / name) for name in _weight_files(path)}
     except InvalidAdapter as error:
-        raise UnsupportedBaseModel(path=path, reason=str(error).rstrip(".")) from error
+        raise UnsupportedBaseModel(path, str(error).rstrip(".")) from error
     headers = _text_headers(path, headers)
     config = text_config(config, {name for header in headers.values() for name in header.tensors})
     return config, headers, _served_modules(path, config, headers)
@@ -142,9 +149,9 @@ def _read_config(path: Path) -> dict[str, Any]:
         raw = (path / _CONFIG).read_bytes()
         config = parse_object(raw, param=_CONFIG, max_depth=_MAX_CONFIG_DEPTH)
     except OSError:
-        raise UnsupportedBaseModel(path=path, reason=f"it has no readable {_CONFIG}") from None
+        raise UnsupportedBaseModel(path, f"it has no readable {_CONFIG}") from None
     if served_architecture(text_config(config)) is None:
-        raise UnsupportedBaseModel(path=path, reason=refusal(config))
+        raise UnsupportedBaseModel(path, refusal(config))
     return config
 
 
@@ -158,14 +165,14 @@ def _weight_files(path: Path) -> list[str]:
         missing = [name for name in names if Path(name).name != name or not (path / name).is_file()]
         if missing or not names:
             raise UnsupportedBaseModel(
-                path=path, reason=f"{_INDEX} names {ascii(missing)}, which are not in the folder"
+                path, f"{_INDEX} names {ascii(missing)}, which are not in the folder"
             )
         return names
     pickles = sorted(file.name for file in path.glob("*.bin"))
     reason = f"it has neither {_WEIGHTS} nor {_INDEX}"
     if pickles:
         reason += f"; {pickles[0]} is a pickle, convert it with save_pretrained(...)"
-    raise UnsupportedBaseModel(path=path, reason=reason)
+    raise UnsupportedBaseModel(path, reason)
 
 
 def _read_weights_header(file_path: Path) -> Header:
@@ -191,7 +198,7 @@ def _text_headers(path: Path, headers: dict[str, Header]) -> dict[str, Header]:
                 continue
             if other := places.get(name):
                 both = f"{ascii(other)} and {ascii(stored)}"
-                raise UnsupportedBaseModel(path=path, reason=f"{both} are the same tensor twice")
+                raise UnsupportedBaseModel(path, f"{both} are the same tensor twice")
             places[name], tensors[name] = stored, tensor
         found[filename] = replace(header, tensors=tensors)
     return found
@@ -218,7 +225,7 @@ def _served_modules(
     names = list(_expected_modules(path, config))
     missing = [name for name in names if name not in modules]
     if missing:
-        raise UnsupportedBaseModel(path=path, reason=f"its weights have no {missing[0]}")
+        raise UnsupportedBaseModel(path, f"its weights have no {missing[0]}")
     return {name: modules[name] for name in names}
 
 
@@ -240,7 +247,7 @@ def _features(kind: str, shape: tuple[int, ...], config: dict[str, Any]) -> tupl
 def _expected_modules(path: Path, config: dict[str, Any]) -> Iterator[str]:
     num_layers = config.get("num_hidden_layers")
     if type(num_layers) is not int or num_layers < 1:
-        raise UnsupportedBaseModel(path=path, reason=f"{_CONFIG} has no num_hidden_layers")
+        raise UnsupportedBaseModel(path, f"{_CONFIG} has no num_hidden_layers")
     architecture = served_architecture(config)
     is_fused = architecture in FUSED_ARCHITECTURES
     of_attention = _FUSED_ATTENTION_PROJECTIONS if is_fused else ATTENTION_PROJECTIONS

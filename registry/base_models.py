@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from registry.base_model import BaseModel
 from registry.base_ref import BaseRef
-from registry.errors import UnknownBaseModel
+from registry.errors import Invalid, shown
 
 
 class BaseModels:
@@ -25,16 +25,18 @@ class BaseModels:
         return tuple(model.base_revision for model in self._models)
 
     def named(self, model_id: str, param: str) -> BaseModel:
-        """The base model of this name. Raises UnknownBaseModel, which names the parameter."""
+        """The base model of this name. Raises Invalid, which names the parameter."""
         for model in self._models:
             if model.model_id == model_id:
                 return model
-        raise UnknownBaseModel(name=model_id, served=self.names, param=param)
+        names = ", ".join(self.names)
+        message = f"{param}: no base model {shown(model_id)} is served; use one of: {names}."
+        raise Invalid(message, code="unknown_base_model", param=param)
 
     def candidates(self, model_id: str | None) -> tuple[BaseModel, ...]:
         """The base models that an upload may be for: the one it names, or all if it names none.
 
-        Raises UnknownBaseModel.
+        Raises Invalid.
         """
         return self._models if model_id is None else (self.named(model_id, "base_model"),)
 

@@ -1,7 +1,7 @@
 """The catalog: a tenant's adapter names, their versions, and the version that each name means now.
 
 Methods take the caller's connection inside the caller's transaction and never commit. A missing
-adapter raises AdapterNotFound, and so does another tenant's. actor: written to the audit log.
+adapter raises NotFound, and so does another tenant's. actor: written to the audit log.
 """
 
 import secrets
@@ -18,18 +18,16 @@ from registry.alias_rows import Canary, Target
 from registry.audit import record_audit
 from registry.base_models import BaseModels
 from registry.directory import Directory
-from registry.errors import (
-    AdapterNotFound,
-    InvalidName,
-    NotDeleted,
-    NothingToRollBack,
-    QuotaExceeded,
-    RetentionOver,
-    VersionDeleted,
-    VersionInUse,
-)
+from registry.errors import Conflict, QuotaExceeded, shown
 from registry.events import record_event
-from registry.names import check_alias, check_canary, is_name, is_version
+from registry.names import (
+    adapter_not_found,
+    check_alias,
+    check_canary,
+    invalid_name,
+    is_name,
+    is_version,
+)
 
 # Deleted adapters and versions can be restored this long.
 RETENTION_S = 7 * 24 * 3600
@@ -67,7 +65,7 @@ class Catalog(Directory):
     ) -> Adapter:
         """Let an alias, even `latest`, mean a version, with or without a canary.
 
-        Raises AdapterNotFound, InvalidName, InvalidCanary, QuotaExceeded.
+        Raises NotFound, Invalid, QuotaExceeded.
         """
         check_alias(alias)
         check_canary(version, canary)
@@ -75,7 +73,7 @@ class Catalog(Directory):
         adapter = self._locked(conn, tenant_id, name)
         for number in sorted(target.versions):
             if _find_version(conn, adapter, number, READY) is None:
-                raise AdapterNotFound(model=f"{name}@{number}")
+                raise adapter_not_found(f"{name}@{number}")
         self._move(conn, adapter, alias, target, actor)
         return self.get_adapter(conn, tenant_id, name)
 
@@ -84,32 +82,39 @@ class Catalog(Directory):
     ) -> Adapter:
         """Restore an alias's meaning before its last move; a second call undoes the first.
 
-        Raises AdapterNotFound, InvalidName, NothingToRollBack, VersionDeleted.
+        Raises NotFound, Invalid, Conflict.
         """
         check_alias(alias)
         adapter = self._locked(conn, tenant_id, name)
         moves = alias_rows.list_moves(conn, tenant_id, adapter.adapter_id, alias, None, limit=2)
         if not moves and alias not in adapter.aliases:
-            raise AdapterNotFound(model=f"{name}@{alias}")
+            raise adapter_not_found(f"{name}@{alias}")
         before = moves[1].target if len(moves) == 2 else None
         if before is None:
-            raise NothingToRollBack(name=name, alias=alias)
+            message = (
+                f"{shown(name)} has no earlier meaning of {alias}; set the alias to a version."
+            )
+            raise Conflict(message, code="nothing_to_roll_back")
         for number in sorted(before.versions):
             if _find_version(conn, adapter, number, READY) is None:
-                raise VersionDeleted(name=name, version=number)
+                raise Conflict(
+                    f"Version {number} of {shown(name)}, which the alias meant before, is deleted; "
+                    "restore it, or set the alias to another version.",
+                    code="version_deleted",
+                )
         self._move(conn, adapter, alias, before, actor)
         return self.get_adapter(conn, tenant_id, name)
 
     def remove_alias(
         self, conn: Connection, tenant_id: str, name: str, alias: str, *, actor: str = "operator"
     ) -> Adapter:
-        """Remove an alias. Raises AdapterNotFound; InvalidName for `latest`, which cannot go."""
+        """Remove an alias. Raises NotFound; Invalid for `latest`, which cannot go."""
         check_alias(alias)
         if alias == LATEST:
-            raise InvalidName(param="alias", name=alias, rule="another: every adapter keeps it")
+            raise invalid_name(alias, "alias", "another: every adapter keeps it")
         adapter = self._locked(conn, tenant_id, name)
         if alias not in adapter.aliases:
-            raise AdapterNotFound(model=f"{name}@{alias}")
+            raise adapter_not_found(f"{name}@{alias}")
         self._move(conn, adapter, alias, None, actor)
         return self.get_adapter(conn, tenant_id, name)
 
@@ -172,18 +177,18 @@ class Catalog(Directory):
     ) -> Adapter:
         """Undo delete_adapter: the versions deleted with the adapter return, and its aliases.
 
-        Raises AdapterNotFound, NotDeleted, RetentionOver.
+        Raises NotFound, Conflict.
         """
         adapter_rows.lock_tenant(conn, tenant_id)
         adapter = adapter_rows.find_adapter_row(conn, tenant_id, name) if is_name(name) else None
         if adapter is None:
-            raise AdapterNotFound(model=name)
+            raise adapter_not_found(name)
         if adapter.deleted_at_ms is None:
-            raise NotDeleted(what=name)
+            raise _not_deleted(name)
         if not self._is_kept(adapter.deleted_at_ms) or not deleted_rows.restore_adapter(
             conn, tenant_id, adapter.adapter_id, adapter.deleted_at_ms
         ):
-            raise RetentionOver(what=name, retention_s=self.retention_s)
+            raise _retention_over(name, self.retention_s)
         self._record(conn, "restored", adapter, None, actor)
         return self.get_adapter(conn, tenant_id, name)
 
@@ -197,14 +202,18 @@ class Catalog(Directory):
     ) -> None:
         """Delete one version; restore_version can undo this.
 
-        Raises AdapterNotFound; VersionInUse while an alias means the version.
+        Raises NotFound; Conflict while an alias means the version.
         """
         adapter = self._locked(conn, tenant_id, name)
         if _find_version(conn, adapter, number, READY) is None:
-            raise AdapterNotFound(model=f"{name}@{number}")
+            raise adapter_not_found(f"{name}@{number}")
         aliases = [alias for alias, meant in adapter.aliases.items() if number in meant.versions]
         if aliases:
-            raise VersionInUse(name=name, version=number, aliases=aliases)
+            raise Conflict(
+                f"Version {number} of {shown(name)} is in use by {', '.join(aliases)}; "
+                "move the alias to another version, or delete the adapter.",
+                code="version_in_use",
+            )
         now_ms = self._now_ms()
         deleted_rows.set_version(conn, tenant_id, adapter.adapter_id, number, DELETED, now_ms)
         self._record(conn, "removed", adapter, number, actor)
@@ -214,17 +223,17 @@ class Catalog(Directory):
     ) -> Version:
         """Restore one version under its number.
 
-        Raises AdapterNotFound, NotDeleted, RetentionOver.
+        Raises NotFound, Conflict.
         """
         adapter = self._locked(conn, tenant_id, name)
         what = f"{name}@{number}"
         version = _find_version(conn, adapter, number, READY, DELETED, PURGED)
         if version is None:
-            raise AdapterNotFound(model=what)
+            raise adapter_not_found(what)
         if version.deleted_at_ms is None:
-            raise NotDeleted(what=what)
+            raise _not_deleted(what)
         if version.state == PURGED or not self._is_kept(version.deleted_at_ms):
-            raise RetentionOver(what=what, retention_s=self.retention_s)
+            raise _retention_over(what, self.retention_s)
         deleted_rows.set_version(conn, tenant_id, adapter.adapter_id, number, READY, None)
         self._record(conn, "restored", adapter, number, actor)
         return replace(version, state=READY, deleted_at_ms=None)
@@ -251,7 +260,7 @@ class Catalog(Directory):
         if target == before:
             return
         if before is None and alias != LATEST and len(adapter.aliases) >= MAX_ALIASES:
-            raise QuotaExceeded(quota="max_aliases", limit=MAX_ALIASES, remedy="remove one first")
+            raise QuotaExceeded.of("max_aliases", MAX_ALIASES, "remove one first")
         now_ms = self._now_ms()
         alias_rows.move_alias(conn, tenant_id, adapter_id, alias, target, now_ms, actor)
         for number in sorted(target.versions) if target else [None]:
@@ -312,3 +321,20 @@ def _find_version(conn: Connection, adapter: Adapter, number: int, *states: str)
         return None
     found = adapter_rows.find_version_row(conn, adapter.tenant_id, adapter.adapter_id, number)
     return found if found and found.state in states else None
+
+
+def _not_deleted(what: str) -> Conflict:
+    """The fault of a restoration without a deletion.   what: a name, or a version as name@3."""
+    message = (
+        f"{shown(what)} is not deleted; "
+        "versions deleted on their own are restored one by one, by number."
+    )
+    return Conflict(message, code="not_deleted")
+
+
+def _retention_over(what: str, retention_s: int) -> Conflict:
+    message = (
+        f"{shown(what)} was deleted more than {retention_s} s ago and is not kept any more; "
+        "upload it again."
+    )
+    return Conflict(message, code="retention_over")

@@ -1,6 +1,6 @@
 """The directory: read-only access to a tenant's adapters and the versions that names mean now.
 
-A missing adapter raises AdapterNotFound, and so does another tenant's.
+A missing adapter raises NotFound, and so does another tenant's.
 """
 
 from sqlalchemy import Connection
@@ -9,8 +9,17 @@ from registry import adapter_rows, alias_rows
 from registry.adapter_rows import Adapter, Version
 from registry.alias_rows import Move
 from registry.base_models import BaseModels
-from registry.errors import AdapterNotFound, AdapterNotServable, InvalidName, ModelNotFound
-from registry.names import check_alias, could_be_in_name, is_name, is_version, parse_model
+from registry.errors import NotFound, shown
+from registry.names import (
+    adapter_not_found,
+    check_alias,
+    could_be_in_name,
+    invalid_name,
+    is_name,
+    is_version,
+    model_not_found,
+    parse_model,
+)
 from registry.ref import AdapterRef
 
 
@@ -32,8 +41,8 @@ class Directory:
         """The version that `name`, `name@alias` or `name@3` means now.
 
         request_key: requests with the same key get the same version of an alias with a canary.
-        Raises ModelNotFound, and AdapterNotServable for a version of the tenant that was made for
-        a base model that is not served.
+        Raises NotFound, with a code of its own for a version of the tenant that was made for a base
+        model that is not served.
         """
         asked = parse_model(model)
         if asked.version is None:
@@ -43,15 +52,9 @@ class Directory:
         else:
             version = adapter_rows.find_version(conn, tenant_id, asked.name, asked.version)
         if version is None:
-            raise ModelNotFound(model=model)
+            raise model_not_found(model)
         if self.bases.serving(version.base) is None:
-            raise AdapterNotServable(
-                model=model,
-                version=version.version,
-                base_model=version.base_model,
-                alike=self.bases.alike(version.base),
-                served=self.bases.names,
-            )
+            raise self._not_servable(model, version)
         return version
 
     def list_adapters(
@@ -65,10 +68,10 @@ class Directory:
     ) -> list[Adapter]:
         """The tenant's adapters whose names contain `search` and come after `after`, by name.
 
-        Raises InvalidName if `after` is not a valid name.
+        Raises Invalid if `after` is not a valid name.
         """
         if after and not is_name(after):
-            raise InvalidName(param="after", name=after, rule="the last name of the page before")
+            raise invalid_name(after, "after", "the last name of the page before")
         # Only characters of names reach SQL, since databases differ in case and odd characters.
         if not could_be_in_name(search):
             return []
@@ -77,7 +80,7 @@ class Directory:
     def get_adapter(self, conn: Connection, tenant_id: str, name: str) -> Adapter:
         adapter = adapter_rows.find_adapter(conn, tenant_id, name) if is_name(name) else None
         if adapter is None:
-            raise AdapterNotFound(model=name)
+            raise adapter_not_found(name)
         return adapter
 
     def list_versions(
@@ -106,7 +109,7 @@ class Directory:
         found = is_name(name) and is_version(number)
         version = adapter_rows.find_version(conn, tenant_id, name, number) if found else None
         if version is None:
-            raise AdapterNotFound(model=f"{name}@{number}")
+            raise adapter_not_found(f"{name}@{number}")
         return version
 
     def list_moves(
@@ -124,5 +127,19 @@ class Directory:
         adapter = self.get_adapter(conn, tenant_id, name)
         moves = alias_rows.list_moves(conn, tenant_id, adapter.adapter_id, alias, before, limit)
         if not moves and before is None and alias not in adapter.aliases:
-            raise AdapterNotFound(model=f"{name}@{alias}")
+            raise adapter_not_found(f"{name}@{alias}")
         return moves
+
+    def _not_servable(self, model: str, version: Version) -> NotFound:
+        """The fault of a version whose base model is not served; it says which ones are alike."""
+        alike, served = self.bases.alike(version.base), self.bases.names
+        same = f" Its weights are served as {', '.join(alike)}, with another template or precision."
+        return NotFound(
+            f"Version {version.version} of {shown(model)} was made for the base model "
+            f"{version.base_model} that is not served now; those served are: {', '.join(served)}."
+            f"{same if alike else ''} Upload one that was trained on one of them, or have this one "
+            f"proved there: chorale adapters prove {model.partition('@')[0]} {version.version} "
+            f"--base-model {(*alike, *served, 'NAME')[0]}",
+            code="model_not_servable",
+            param="model",
+        )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from registry.adapter_rows import LATEST
 from registry.alias_rows import Canary
-from registry.errors import InvalidCanary, InvalidName, ModelNotFound
+from registry.errors import Invalid, NotFound, shown
 
 _NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 _IN_NAME = r"[a-z0-9._-]{0,64}"
@@ -26,10 +26,10 @@ class ModelName:
 
 
 def parse_model(model: str) -> ModelName:
-    """Read `name`, `name@alias` or `name@3`. Raises ModelNotFound for any other text."""
+    """Read `name`, `name@alias` or `name@3`. Raises NotFound for any other text."""
     match = _MODEL.fullmatch(model)
     if match is None:
-        raise ModelNotFound(model=model)
+        raise model_not_found(model)
     if match[3]:
         return ModelName(match[1], LATEST, int(match[3]))
     return ModelName(match[1], match[2] or LATEST, None)
@@ -40,9 +40,9 @@ def is_name(text: str) -> bool:
 
 
 def check_name(name: str, *, param: str) -> None:
-    """Raise InvalidName unless the text follows the rule of names."""
+    """Raise Invalid unless the text follows the rule of names."""
     if not is_name(name):
-        raise InvalidName(param=param, name=name, rule=f"{_NAME} in full")
+        raise invalid_name(name, param, f"{_NAME} in full")
 
 
 def could_be_in_name(text: str) -> bool:
@@ -55,24 +55,53 @@ def is_version(number: int) -> bool:
 
 
 def check_new_name(name: str, base_names: Collection[str]) -> None:
-    """Raise InvalidName unless a new adapter may have this name.
+    """Raise Invalid unless a new adapter may have this name.
 
     base_names: names of the base models.
     """
     if not is_name(name):
-        raise InvalidName(param="name", name=name, rule=f"{_NAME} in full")
+        raise invalid_name(name, "name", f"{_NAME} in full")
     if name in base_names:
         # Requests match the base models' names first, so this adapter could never be requested.
-        raise InvalidName(param="name", name=name, rule="a name that is not a base model's")
+        raise invalid_name(name, "name", "a name that is not a base model's")
 
 
 def check_alias(alias: str) -> None:
-    """Raise InvalidName unless the text is a valid alias."""
+    """Raise Invalid unless the text is a valid alias."""
     if not re.fullmatch(_ALIAS, alias):
-        raise InvalidName(param="alias", name=alias, rule=f"{_ALIAS} in full")
+        raise invalid_name(alias, "alias", f"{_ALIAS} in full")
 
 
 def check_canary(version: int, canary: Canary | None) -> None:
-    """Raise InvalidCanary unless the canary is None or valid beside `version`."""
+    """Raise Invalid unless the canary is None or valid beside `version`."""
     if canary and (canary.version == version or not 1 <= canary.percent <= 99):
-        raise InvalidCanary(version=version, canary_version=canary.version, percent=canary.percent)
+        raise Invalid(
+            f"{canary.percent} % to version {canary.version} beside version {version} is no "
+            "canary; use percent from 1 to 99 and another version.",
+            code="invalid_canary",
+            param="canary",
+        )
+
+
+def invalid_name(name: str, param: str, rule: str) -> Invalid:
+    """The fault of a name that is not allowed.   rule: what to use instead."""
+    message = f"{param} {shown(name)} is not allowed; use {rule}."
+    return Invalid(message, code="invalid_name", param=param)
+
+
+def adapter_not_found(model: str) -> NotFound:
+    """The fault of a tenant that has no adapter of this name, or no such alias or version."""
+    return _not_found("adapter", model, "adapters")
+
+
+def model_not_found(model: str) -> NotFound:
+    """The fault of a `model` that names no adapter of the caller's, nor a base model."""
+    return _not_found("model", model, "models")
+
+
+def _not_found(what: str, name: str, path: str) -> NotFound:
+    message = (
+        f"The {what} {shown(name)} does not exist or you do not have access to it; "
+        f"GET /v1/{path} lists yours."
+    )
+    return NotFound(message, code="model_not_found", param="model")

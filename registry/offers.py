@@ -13,8 +13,8 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 from registry import grants
 from registry.adapter_rows import Adapter
 from registry.audit import record_audit
-from registry.errors import InvalidName, QuotaExceeded
-from registry.names import is_name
+from registry.errors import QuotaExceeded
+from registry.names import invalid_name, is_name
 from registry.tables import adapter_offers as offers
 
 KEPT_MS = 30 * 86_400_000
@@ -39,7 +39,7 @@ class Offer:
 def offer(conn: Connection, adapter: Adapter, addressee: str, *, actor: str, now_ms: int) -> Offer:
     """Offer the adapter from now on; repeating begins the offer's time anew.
 
-    A declined offer stays hidden from its addressee until its time is over. Raises InvalidName,
+    A declined offer stays hidden from its addressee until its time is over. Raises Invalid,
     QuotaExceeded.
     """
     _check_addressee(addressee)
@@ -68,7 +68,7 @@ def offer(conn: Connection, adapter: Adapter, addressee: str, *, actor: str, now
 def withdraw(
     conn: Connection, adapter: Adapter, addressee: str, *, actor: str, now_ms: int
 ) -> None:
-    """End an offer that is not accepted; repeating is harmless. Raises InvalidName."""
+    """End an offer that is not accepted; repeating is harmless. Raises Invalid."""
     _check_addressee(addressee)
     is_it = is_of(adapter), offers.c.addressee == addressee, offers.c.is_withdrawn.is_(False)
     if conn.execute(update(offers).where(*is_it).values(is_withdrawn=True)).rowcount:
@@ -117,7 +117,7 @@ def _record(
 
 def _check_addressee(addressee: str) -> None:
     if not is_name(addressee):
-        raise InvalidName(param="tenant", name=addressee, rule="a tenant's name or id")
+        raise invalid_name(addressee, "tenant", "a tenant's name or id")
 
 
 def _check_room(conn: Connection, adapter: Adapter, now_ms: int, *, is_new: bool) -> None:
@@ -127,9 +127,9 @@ def _check_room(conn: Connection, adapter: Adapter, now_ms: int, *, is_new: bool
     """
     num_shared = len(list_made(conn, adapter, now_ms)) + len(grants.list_grants(conn, adapter))
     if num_shared >= grants.MAX_GRANTS:
-        raise QuotaExceeded(quota="grants", limit=grants.MAX_GRANTS, remedy="revoke a grant first")
+        raise QuotaExceeded.of("grants", grants.MAX_GRANTS, "revoke a grant first")
     is_counted = offers.c.tenant_id == adapter.tenant_id, offers.c.offered_at_ms > now_ms - KEPT_MS
     count = select(func.count()).select_from(offers).where(*is_counted)
     if is_new and conn.execute(count).scalar_one() >= MAX_OFFERS:
         remedy = "earlier offers stop counting 30 days after they were made"
-        raise QuotaExceeded(quota="offers", limit=MAX_OFFERS, remedy=remedy)
+        raise QuotaExceeded.of("offers", MAX_OFFERS, remedy)

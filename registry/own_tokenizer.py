@@ -93,7 +93,7 @@ def _read(name: str, source: Source) -> bytes:
     with open(source, "rb") as file:
         found = file.read(TOKENIZER_FILES[name] + 1)
     if len(found) > TOKENIZER_FILES[name]:
-        raise TooLarge(what=name, size_bytes=len(found), limit_bytes=TOKENIZER_FILES[name])
+        raise TooLarge.of(name, len(found), TOKENIZER_FILES[name])
     return found
 
 
@@ -276,7 +276,7 @@ def _template(raw: bytes | None, config: Json, base: BaseText) -> str | None:
         return None
     size_bytes = len(template.encode())
     if size_bytes > MAX_TEMPLATE_BYTES:
-        raise TooLarge(what=param, size_bytes=size_bytes, limit_bytes=MAX_TEMPLATE_BYTES)
+        raise TooLarge.of(param, size_bytes, MAX_TEMPLATE_BYTES)
     try:
         ChatTemplate({"default": template}, {})
     except TemplateError as error:

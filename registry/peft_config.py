@@ -146,7 +146,7 @@ class PeftConfig:
     def parse(cls, raw: bytes) -> "PeftConfig":
         """Parse the file. Raises InvalidAdapter with the key at fault as `param`; TooLarge."""
         if len(raw) > MAX_CONFIG_BYTES:
-            raise TooLarge(what=CONFIG_FILE, size_bytes=len(raw), limit_bytes=MAX_CONFIG_BYTES)
+            raise TooLarge.of(CONFIG_FILE, len(raw), MAX_CONFIG_BYTES)
         config = parse_object(raw, param=CONFIG_FILE)
         _refuse_what_is_not_served(config)
         targets = config.get("target_modules")

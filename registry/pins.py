@@ -15,8 +15,9 @@ from registry import adapter_rows
 from registry.adapter_rows import Adapter, Version
 from registry.audit import record_audit
 from registry.base_ref import BaseRef
-from registry.errors import AdapterNotFound, QuotaExceeded
+from registry.errors import QuotaExceeded
 from registry.events import record_event
+from registry.names import adapter_not_found
 from registry.ref import AdapterRef
 from registry.tables import adapter_pins as pins
 from registry.tables import adapter_versions as versions
@@ -44,18 +45,16 @@ class Pin:
 def pin_adapter(conn: Connection, adapter: Adapter, *, actor: str, now_ms: int) -> Pin:
     """Keep the adapter's `latest` on the device from now on; repeating is harmless.
 
-    Raises AdapterNotFound if `latest` means no version; QuotaExceeded.
+    Raises NotFound if `latest` means no version; QuotaExceeded.
     """
     found = find_pins(conn, adapter.tenant_id, [adapter.adapter_id])
     if found:
         return found[adapter.adapter_id]
     if adapter.latest is None:
-        raise AdapterNotFound(model=adapter.name)
+        raise adapter_not_found(adapter.name)
     used_bytes = pinned_bytes(conn, adapter.tenant_id)
     if used_bytes + device_bytes(adapter.latest) > MAX_PINNED_BYTES:
-        raise QuotaExceeded(
-            quota="pinned_bytes", limit=MAX_PINNED_BYTES, remedy="unpin an adapter first"
-        )
+        raise QuotaExceeded.of("pinned_bytes", MAX_PINNED_BYTES, "unpin an adapter first")
     pin = _open(conn, adapter.tenant_id, adapter.latest, actor, now_ms)
     _audit(conn, "adapter.pinned", adapter, pin, actor, now_ms)
     return pin

@@ -9,17 +9,20 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, update
 
-from registry.errors import (
-    InvalidAdapter,
-    InvalidUpload,
-    ObjectNotFound,
-    UploadNotComplete,
-    UploadNotOpen,
-)
+from registry.errors import Invalid, InvalidAdapter, ObjectNotFound
 from registry.storage import PresignedStorage, Storage
 from registry.tables import upload_files
 from registry.transactions import Begin
-from registry.upload_rows import Upload, UploadFile, UploadPart, find_upload, is_of, is_open
+from registry.upload_rows import (
+    Upload,
+    UploadFile,
+    UploadPart,
+    find_upload,
+    is_of,
+    is_open,
+    not_complete,
+    not_open,
+)
 from registry.upload_rules import RegistryLimits
 
 
@@ -42,9 +45,9 @@ class OfferedFile:
 
 
 def storage_of(storage: Storage) -> PresignedStorage:
-    """The store, if it takes parts by URL. Raises InvalidUpload if it does not."""
+    """The store, if it takes parts by URL. Raises Invalid if it does not."""
     if not isinstance(storage, PresignedStorage):
-        raise InvalidUpload(
+        raise Invalid(
             code="presigned_not_supported",
             message="This server's store takes no presigned parts; send them to the gateway "
             "with transfer 'gateway'.",
@@ -58,7 +61,7 @@ def offer_files(
 ) -> dict[str, OfferedFile]:
     """Progress of the files of an open presigned upload, with fresh URLs for missing parts.
 
-    The store is asked, but no bytes are transferred. Raises UploadNotOpen, StorageError.
+    The store is asked, but no bytes are transferred. Raises Conflict, StorageError.
     """
     return {
         name: _offer_file(storage, upload, file, limits)
@@ -69,7 +72,7 @@ def offer_files(
 def _begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dict[str, UploadFile]:
     """Begin a multipart upload for each file that has none; returns all files, each with its id.
 
-    Raises UploadNotOpen if the upload ends meanwhile. A gateway that is killed between the store
+    Raises Conflict if the upload ends meanwhile. A gateway that is killed between the store
     and the row leaves a multipart upload without parts, which the sweep aborts.
     """
     files = dict(upload.files)
@@ -86,7 +89,7 @@ def _begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dic
             storage.abort_multipart(key, multipart_id)
         assert kept is not None
         if kept.files[file.filename].multipart_id is None:
-            raise UploadNotOpen(upload_id=kept.upload_id, state=kept.state)
+            raise not_open(kept)
         files[file.filename] = kept.files[file.filename]
     return files
 
@@ -130,7 +133,7 @@ def complete_files(
 ) -> tuple[UploadPart, ...]:
     """Make each file an object. A repeated call after a failure completes the remaining files.
 
-    Raises UploadNotComplete; InvalidAdapter for an object whose size is not the declared size.
+    Raises Conflict; InvalidAdapter for an object whose size is not the declared size.
     """
     missing = {}
     for file in upload.files.values():
@@ -140,7 +143,7 @@ def complete_files(
         if arrived_bytes < file.size_bytes:
             missing[file.filename] = file.size_bytes - arrived_bytes
     if missing:
-        raise UploadNotComplete(missing_bytes=missing)
+        raise not_complete(missing)
     return tuple(_complete_file(storage, upload, file) for file in upload.files.values())
 
 

@@ -23,7 +23,7 @@ from sqlalchemy import (
 from registry import adapter_rows, grants
 from registry.audit import record_audit
 from registry.base_ref import BaseRef
-from registry.errors import OfferNotFound
+from registry.errors import NotFound
 from registry.offers import KEPT_MS, is_of, is_standing
 from registry.tables import adapter_aliases as aliases
 from registry.tables import adapter_grants as granted
@@ -75,7 +75,7 @@ def accept(
 ) -> None:
     """Turn an offer into a grant, even if it was declined before; repeating is harmless.
 
-    owner_id: "" if there is no such tenant. Raises OfferNotFound.
+    owner_id: "" if there is no such tenant. Raises NotFound.
     """
     if grants.is_granted(conn, owner_id, name, to.tenant_id):
         return
@@ -93,7 +93,7 @@ def accept(
 def decline(
     conn: Connection, to: Addressee, owner_id: str, name: str, *, actor: str, now_ms: int
 ) -> None:
-    """Hide an offer, or give back what was accepted; repeating is harmless. Raises OfferNotFound.
+    """Hide an offer, or give back what was accepted; repeating is harmless. Raises NotFound.
 
     The owner sees only that an accepted adapter was given back.
     """
@@ -212,7 +212,7 @@ def _record(
 def _find(
     conn: Connection, to: Addressee, owner_id: str, name: str, now_ms: int
 ) -> tuple[str, str]:
-    """The adapter's id, and who offered it; also if it was declined. Raises OfferNotFound."""
+    """The adapter's id, and who offered it; also if it was declined. Raises NotFound."""
     query = (
         select(offers.c.adapter_id, offers.c.offered_by)
         .join(adapters, adapters.c.adapter_id == offers.c.adapter_id)
@@ -224,8 +224,14 @@ def _find(
     )
     found = conn.execute(query).first()
     if found is None:
-        raise OfferNotFound
+        raise offer_not_found()
     return found.adapter_id, found.offered_by
+
+
+def offer_not_found() -> NotFound:
+    """The fault of a tenant that has no such offer, and accepted none."""
+    message = "There is no such offer to you; GET /v1/offers lists yours."
+    return NotFound(message, code="offer_not_found")
 
 
 def _is_to(to: Addressee, now_ms: int) -> tuple[ColumnElement[bool], ...]:

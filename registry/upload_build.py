@@ -15,13 +15,12 @@ from registry import adapter_rows, presigned
 from registry.adapter_rows import BuiltAdapter, object_key
 from registry.catalog import Catalog
 from registry.errors import (
+    Conflict,
     Invalid,
     InvalidAdapter,
     ObjectNotFound,
     StorageError,
     TooLarge,
-    UploadNotOpen,
-    ValidatorUnavailable,
 )
 from registry.own_tokenizer import TOKENIZER_FILES
 from registry.peft_config import CONFIG_FILE
@@ -44,7 +43,7 @@ from registry.upload_rows import (
     move_upload,
 )
 from registry.upload_rules import RegistryLimits
-from registry.validator import Validator
+from registry.validator import Validator, unavailable
 from registry.work_dir import WorkDir
 
 
@@ -67,11 +66,10 @@ class UploadBuilder:
         """Assemble and check the files and store the object; then the upload is proving or
         complete.
 
-        An upload that is proving or complete already is returned unchanged. Raises UploadNotFound,
-        UploadNotOpen, UploadNotComplete; InvalidAdapter or TooLarge for a fault of the files, and
-        UnknownBaseModel if the named base model is no longer served, which end the upload; NoRoom,
-        StorageError or ValidatorUnavailable for a fault of ours, after which the call may be
-        repeated.
+        An upload that is proving or complete already is returned unchanged. Raises NotFound and
+        Conflict; Invalid or TooLarge for a fault of the files, or if the named base model is no
+        longer served, which end the upload; NoRoom, StorageError or Unavailable for a fault of
+        ours, after which the call may be repeated.
         """
         with self.begin() as conn:
             upload = get_upload(conn, tenant_id, upload_id, self.now_ms())
@@ -86,7 +84,7 @@ class UploadBuilder:
         except (Invalid, TooLarge) as error:
             fault = {"error_code": error.code, "error_param": error.param, "error": str(error)}
             # One that has ended meanwhile stays as it is.
-            with suppress(UploadNotOpen), self.begin() as conn:
+            with suppress(Conflict), self.begin() as conn:
                 move_upload(conn, upload, FAILED, **fault)
             discard(self.begin, self.storage, upload, self.now_ms())
             raise
@@ -134,7 +132,7 @@ class UploadBuilder:
                     # row without an object is an outage.
                     self.storage.put(key, folder / "canonical")
         except OSError as error:
-            raise ValidatorUnavailable(reason=str(error)) from error
+            raise unavailable(str(error)) from error
         base = next(base for base in bases if base.model_id == validated.base_model)
         return BuiltAdapter(
             digest=validated.digest,
@@ -154,7 +152,7 @@ class UploadBuilder:
         """Make the upload proving, or complete if there is nothing to prove; returns the upload.
 
         A dry run needs no proof, nor does an object that is a version of this adapter already.
-        Raises UploadNotOpen, and StorageError if the object is missing: then the upload is still
+        Raises Conflict, and StorageError if the object is missing: then the upload is still
         open.
         """
         adapter_rows.lock_tenant(conn, tenant_id)

@@ -7,14 +7,7 @@ from sqlalchemy import Connection, select, update
 from registry import adapter_rows, presigned
 from registry.adapter_rows import BuiltAdapter
 from registry.catalog import Catalog
-from registry.errors import (
-    InvalidAdapter,
-    InvalidUpload,
-    ProofFailed,
-    ProofUnavailable,
-    StorageError,
-    UploadNotOpen,
-)
+from registry.errors import Conflict, Fault, Invalid, InvalidAdapter, StorageError
 from registry.storage import Storage
 from registry.tables import upload_parts, uploads
 from registry.transactions import Begin
@@ -31,6 +24,7 @@ from registry.upload_rows import (
     get_upload,
     is_of,
     move_upload,
+    not_open,
     to_upload,
 )
 
@@ -38,12 +32,18 @@ _ENDED = (COMPLETE, FAILED, EXPIRED, CANCELLED)
 _UNAVAILABLE = "unavailable"
 
 
+class ProofFailed(Fault):
+    """The proof of the upload failed by an error of the server; its files are not at fault."""
+
+    default_code = "proof_failed"
+
+
 def publish(conn: Connection, catalog: Catalog, upload: Upload, built: BuiltAdapter) -> Upload:
     """Make the object a version, move `latest` and the upload's alias to it, and complete the
     upload.
 
     If the adapter has a version with the same bytes, that version is used. upload: as the caller
-    read it under the tenant's lock. Raises QuotaExceeded; and UploadNotOpen if the upload's time is
+    read it under the tenant's lock. Raises QuotaExceeded; and Conflict if the upload's time is
     over, since the sweep ends uploads without the tenant's lock.
     """
     version = catalog.publish(
@@ -68,31 +68,31 @@ def publish(conn: Connection, catalog: Catalog, upload: Upload, built: BuiltAdap
 def check_fault(upload: Upload) -> Upload:
     """Return an upload that is proving or complete; raise the reason if it ended in another way.
 
-    Raises ProofUnavailable, ProofFailed, InvalidAdapter, UploadNotOpen.
+    Raises Conflict, ProofFailed, InvalidAdapter.
     """
     if upload.state == FAILED:
         if upload.error_code == _UNAVAILABLE:
-            raise ProofUnavailable(message=upload.error or "")
-        if upload.error_code == ProofFailed.code:
-            raise ProofFailed(upload.error)
+            raise Conflict(upload.error or "", code=_UNAVAILABLE)
+        if upload.error_code == ProofFailed.default_code:
+            raise ProofFailed(upload.error or "")
         raise InvalidAdapter(
             code=upload.error_code or "invalid_adapter",
             message=upload.error or "",
             param=upload.error_param,
         )
     if upload.state not in (PROVING, COMPLETE):
-        raise UploadNotOpen(upload_id=upload.upload_id, state=upload.state)
+        raise not_open(upload)
     return upload
 
 
 def cancel_upload(conn: Connection, tenant_id: str, upload_id: str, now_ms: int) -> Upload:
-    """Cancel an open upload; repeating is harmless. Raises UploadNotFound, UploadNotOpen."""
+    """Cancel an open upload; repeating is harmless. Raises NotFound, Conflict."""
     adapter_rows.lock_tenant(conn, tenant_id)
     upload = get_upload(conn, tenant_id, upload_id, now_ms)
     if upload.state == OPEN:
         return move_upload(conn, upload, CANCELLED)
     if upload.state != CANCELLED:
-        raise UploadNotOpen(upload_id=upload_id, state=upload.state)
+        raise not_open(upload)
     return upload
 
 
@@ -150,7 +150,7 @@ def discard(begin: Begin, storage: Storage, upload: Upload, now_ms: int) -> bool
             presigned.abort_files(presigned.storage_of(storage), upload)
         for found in list(storage.list(f"uploads/{upload.upload_id}/")):
             storage.delete(found.key)
-    except (StorageError, InvalidUpload):
+    except (StorageError, Invalid):
         # The upload's end does not depend on this, and the next sweep finds the upload again.
         return False
     with begin() as conn:

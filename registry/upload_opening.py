@@ -12,7 +12,7 @@ from registry.adapter_rows import READY, Version
 from registry.base_model import BaseModel
 from registry.base_models import BaseModels
 from registry.catalog import Catalog
-from registry.errors import AlreadyProved, InvalidUpload, ObjectNotFound
+from registry.errors import Conflict, Invalid, ObjectNotFound, shown
 from registry.names import check_alias, check_new_name
 from registry.storage import Storage
 from registry.tables import adapter_versions as versions
@@ -71,7 +71,7 @@ def open_upload(
     limits: the tenant's.
     known: the version that `find_known` found, if its object exists. Its files are not sent
     again: the upload is complete at once, and `latest` and the alias move to that version.
-    Raises InvalidName, InvalidUpload, UnknownBaseModel, TooLarge, QuotaExceeded.
+    Raises Invalid, TooLarge, QuotaExceeded, Limited.
     """
     if new.name is not None:
         check_new_name(new.name, catalog.bases.names)
@@ -99,8 +99,7 @@ def open_upload(
 def find_known(conn: Connection, new: NewUpload, bases: BaseModels) -> Version | None:
     """The ready version that was made from exactly these files, with this format of calls.
 
-    It is for the base model that the upload names, or for any that is served. Raises
-    UnknownBaseModel.
+    It is for the base model that the upload names, or for any that is served. Raises Invalid.
     """
     wanted = bases.candidates(new.base_model)
     found = _versions_of_files(conn, new)
@@ -127,8 +126,7 @@ def prove_again(
 
     The object stays the same and no file is sent: the upload is proving from the start.
     new: its base_model names the other base model; None for the only other one that is served.
-    limits: the tenant's. Raises AdapterNotFound, AlreadyProved, InvalidName, InvalidUpload,
-    UnknownBaseModel, QuotaExceeded.
+    limits: the tenant's. Raises NotFound, Conflict, Invalid, QuotaExceeded, Limited.
     """
     assert new.name is not None
     if new.alias is not None:
@@ -137,7 +135,7 @@ def prove_again(
     version = catalog.get_version(conn, new.tenant_id, new.name, number)
     base = _other_base(catalog.bases, new.name, version, new.base_model)
     if version.tokenizer is not None:
-        raise InvalidUpload(
+        raise Invalid(
             code="tokenizer_mismatch",
             message=f"Version {number} has a tokenizer or a chat template of its own, which was "
             "compared with its base model's; upload its files again for the other base model.",
@@ -191,10 +189,11 @@ def _other_base(
     its_own = bases.serving(version.base)
     others = [base for base in candidates if base is not its_own]
     if not others:
-        raise AlreadyProved(name=name, version=version.version)
+        message = f"Version {version.version} of {shown(name)} is for this base model; use it."
+        raise Conflict(message, code="already_proved")
     if len({base.variant for base in others}) > 1:
         names = ", ".join(base.model_id for base in others)
-        raise InvalidUpload(
+        raise Invalid(
             code="base_model_unclear",
             message=f"The version can be proved on one of {names}; name it with base_model.",
             param="base_model",

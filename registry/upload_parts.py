@@ -5,15 +5,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from registry.errors import (
-    InvalidUpload,
-    TooLarge,
-    UploadIsPresigned,
-    UploadNotComplete,
-    UploadNotOpen,
-    UploadOffsetMismatch,
-    shown,
-)
+from registry.errors import Conflict, Invalid, TooLarge, shown
 from registry.storage import Storage
 from registry.tables import upload_files, upload_parts
 from registry.transactions import Begin
@@ -27,6 +19,8 @@ from registry.upload_rows import (
     get_upload,
     is_of,
     is_open,
+    not_complete,
+    not_open,
 )
 
 _COLUMNS = [upload_parts.c[name] for name in UploadPart.__slots__]
@@ -71,8 +65,7 @@ def put_part(
     all declared bytes.
     begin: opens two short transactions; none is open while the part goes to the store.
     part_bytes: size of every part but a file's last.
-    Raises UploadNotFound, UploadNotOpen, UploadIsPresigned, InvalidUpload, TooLarge,
-    UploadOffsetMismatch, NoRoom, StorageError.
+    Raises NotFound, Conflict, Invalid, TooLarge, NoRoom, StorageError.
     """
     key = f"uploads/{upload_id}/{sent.filename}/{sent.start:016d}"
     part = UploadPart(sent.filename, sent.start, sent.size_bytes, sent.sha256, key)
@@ -95,26 +88,30 @@ def put_part(
         if upload.state == OPEN:
             return _answer_repeated(conn, upload, part)
     storage.delete(key)
-    raise UploadNotOpen(upload_id=upload_id, state=upload.state)
+    raise not_open(upload)
 
 
 def check_takes_parts(upload: Upload) -> None:
-    """Raise UploadNotOpen or UploadIsPresigned unless the upload takes parts here."""
+    """Raise Conflict unless the upload takes parts here."""
     if upload.state not in (OPEN, COMPLETE):
-        raise UploadNotOpen(upload_id=upload.upload_id, state=upload.state)
+        raise not_open(upload)
     if upload.transfer == PRESIGNED:
-        raise UploadIsPresigned(upload_id=upload.upload_id)
+        raise Conflict(
+            f"The parts of the upload {upload.upload_id} go to the object store; "
+            f"PUT them to the URLs that GET /v1/uploads/{upload.upload_id} lists.",
+            code="upload_is_presigned",
+        )
 
 
 def received_parts(conn: Connection, upload: Upload) -> tuple[UploadPart, ...]:
-    """All parts of the upload, in order of file and start. Raises UploadNotComplete."""
+    """All parts of the upload, in order of file and start. Raises Conflict."""
     missing = {
         file.filename: file.size_bytes - file.received_bytes
         for file in upload.files.values()
         if file.received_bytes < file.size_bytes
     }
     if missing:
-        raise UploadNotComplete(missing_bytes=missing)
+        raise not_complete(missing)
     query = (
         select(*_COLUMNS)
         .where(is_of(upload_parts, upload))
@@ -132,10 +129,10 @@ def pending_bytes(conn: Connection, tenant_id: str) -> Pending:
 
 
 def _check_part(upload: Upload, part: UploadPart, total_bytes: int, part_bytes: int) -> UploadFile:
-    """Check a part and return the file that it belongs to. Raises InvalidUpload, TooLarge."""
+    """Check a part and return the file that it belongs to. Raises Invalid, TooLarge."""
     file = upload.files.get(part.filename)
     if file is None:
-        raise InvalidUpload(
+        raise Invalid(
             code="unknown_file",
             message=f"The upload has no file {shown(part.filename)}; "
             f"send {' or '.join(upload.files)}.",
@@ -143,9 +140,9 @@ def _check_part(upload: Upload, part: UploadPart, total_bytes: int, part_bytes: 
         )
     end = part.start + part.size_bytes
     if end > file.size_bytes:
-        raise TooLarge(what=file.filename, size_bytes=end, limit_bytes=file.size_bytes)
+        raise TooLarge.of(file.filename, end, file.size_bytes)
     if total_bytes != file.size_bytes:
-        raise InvalidUpload(
+        raise Invalid(
             code="size_mismatch",
             message=f"{file.filename} was declared with {file.size_bytes} bytes, "
             f"Content-Range says {total_bytes}; create an upload with the right size.",
@@ -153,19 +150,19 @@ def _check_part(upload: Upload, part: UploadPart, total_bytes: int, part_bytes: 
         )
     is_last = end == file.size_bytes
     if part.start < 0 or not (part.size_bytes == part_bytes or is_last and part.size_bytes > 0):
-        raise InvalidUpload(
+        raise Invalid(
             code="invalid_part_size",
             message=f"A part has {part_bytes} bytes, the last one may have fewer; "
             f"this one has {part.size_bytes}.",
             param=file.filename,
         )
     if part.size_bytes > part_bytes:
-        raise TooLarge(what="part", size_bytes=part.size_bytes, limit_bytes=part_bytes)
+        raise TooLarge.of("part", part.size_bytes, part_bytes)
     return file
 
 
 def _answer_repeated(conn: Connection, upload: Upload, part: UploadPart) -> UploadFile:
-    """The unchanged file, if exactly this part was taken before. Raises UploadOffsetMismatch."""
+    """The unchanged file, if exactly this part was taken before. Raises Conflict."""
     file = upload.files[part.filename]
     query = select(*_COLUMNS).where(
         is_of(upload_parts, upload),
@@ -173,8 +170,13 @@ def _answer_repeated(conn: Connection, upload: Upload, part: UploadPart) -> Uplo
         upload_parts.c.start == part.start,
     )
     if (row := conn.execute(query).first()) is None or UploadPart(*row) != part:
-        raise UploadOffsetMismatch(
-            filename=part.filename, start=part.start, received_bytes=file.received_bytes
+        received_bytes = file.received_bytes
+        raise Conflict(
+            f"{part.filename} has {received_bytes} bytes, the part starts at {part.start}; "
+            f"send the part that starts at {received_bytes}.",
+            code="upload_offset_mismatch",
+            param=part.filename,
+            details={"received_bytes": received_bytes},
         )
     return file
 

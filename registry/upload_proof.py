@@ -77,7 +77,7 @@ def finish_proof(
         return upload
     assert upload.built is not None
     built = with_proof(upload.built, proof)
-    code: str = proof.verdict
+    code: str | None = proof.verdict
     message = proof.message
     if proof.verdict == "passed":
         try:

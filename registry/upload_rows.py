@@ -6,6 +6,7 @@ names the tenant.
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
@@ -23,7 +24,7 @@ from sqlalchemy import (
 )
 
 from registry.adapter_rows import BuiltAdapter, Version, find_version_row
-from registry.errors import UploadNotFound, UploadNotOpen
+from registry.errors import Conflict, NotFound, shown
 from registry.tables import upload_files, uploads
 
 UploadState = Literal["open", "proving", "complete", "failed", "expired", "cancelled"]
@@ -126,10 +127,11 @@ class Unfinished:
 
 
 def get_upload(conn: Connection, tenant_id: str, upload_id: str, now_ms: int) -> Upload:
-    """Read an upload, whose state is EXPIRED once its time is over. Raises UploadNotFound."""
+    """Read an upload, whose state is EXPIRED once its time is over. Raises NotFound."""
     upload = find_upload(conn, tenant_id, upload_id) if _UPLOAD_ID.fullmatch(upload_id) else None
     if upload is None:
-        raise UploadNotFound(upload_id=upload_id)
+        message = f"The upload {shown(upload_id)} does not exist; create a new one."
+        raise NotFound(message, code="upload_not_found", param="upload_id")
     if upload.state == OPEN and upload.expires_at_ms <= now_ms:
         # The sweep writes the state to the row later.
         return replace(upload, state=EXPIRED)
@@ -203,7 +205,7 @@ def is_open(upload: Upload) -> Exists:
 def move_upload(conn: Connection, upload: Upload, state: UploadState, **changes: Any) -> Upload:
     """Move an upload from the state that the caller saw, and return it with the other changes.
 
-    Raises UploadNotOpen if the upload is no longer in that state.
+    Raises Conflict if the upload is no longer in that state.
     """
     moved = replace(upload, state=state, **changes)
     row = {name: getattr(moved, name) for name in ("state", *changes)}
@@ -214,10 +216,21 @@ def move_upload(conn: Connection, upload: Upload, state: UploadState, **changes:
     )
     if done.rowcount == 0:
         found = find_upload(conn, upload.tenant_id, upload.upload_id)
-        raise UploadNotOpen(
-            upload_id=upload.upload_id, state=found.state if found else upload.state
-        )
+        raise not_open(found or upload)
     return moved
+
+
+def not_open(upload: Upload) -> Conflict:
+    """The fault of an upload that takes no more bytes: it proves or has ended."""
+    message = f"The upload {upload.upload_id} is {upload.state}; create a new one."
+    return Conflict(message, code="upload_not_open")
+
+
+def not_complete(missing_bytes: Mapping[str, int]) -> Conflict:
+    """The fault of completing an upload before every declared byte has arrived."""
+    missing = ", ".join(f"{count} bytes of {name}" for name, count in missing_bytes.items())
+    message = f"The upload is not complete; send the missing {missing}."
+    return Conflict(message, code="upload_not_complete")
 
 
 def to_upload(conn: Connection, row: Row[Any]) -> Upload:

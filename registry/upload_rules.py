@@ -8,7 +8,7 @@ from math import ceil
 from sqlalchemy import Connection
 
 from registry import adapter_rows, upload_rows
-from registry.errors import InvalidUpload, QuotaExceeded, TooLarge, shown
+from registry.errors import Invalid, Limited, QuotaExceeded, TooLarge, shown
 from registry.own_tokenizer import TOKENIZER_FILES
 from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
 from registry.peft_format import WEIGHTS_FILE
@@ -59,13 +59,13 @@ class RegistryLimits:
 def check_files(files: Mapping[str, FileSpec], limits: RegistryLimits) -> None:
     """Check that the files are the two of PEFT, and none but those of a tokenizer beside them.
 
-    Raises InvalidUpload, TooLarge.
+    Raises Invalid, TooLarge.
     """
     needed = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: limits.adapter.max_adapter_bytes}
     max_bytes = needed | TOKENIZER_FILES
     if not needed.keys() <= files.keys() <= max_bytes.keys():
         given = ", ".join(shown(name) for name in list(files)[:4]) or "none"
-        raise InvalidUpload(
+        raise Invalid(
             code="invalid_files",
             message=f"An adapter is {CONFIG_FILE} and {WEIGHTS_FILE}, with "
             f"{', '.join(TOKENIZER_FILES)} if its tokenizer has changed, not {given}; archives, "
@@ -74,19 +74,19 @@ def check_files(files: Mapping[str, FileSpec], limits: RegistryLimits) -> None:
         )
     for name, spec in files.items():
         if spec.size_bytes < 1 or not _SHA256.fullmatch(spec.sha256):
-            raise InvalidUpload(
+            raise Invalid(
                 code="invalid_files",
                 message=f"{name} needs a size_bytes from 1 and a sha256 of 64 hex digits.",
                 param=name,
             )
         if spec.size_bytes > max_bytes[name]:
-            raise TooLarge(what=name, size_bytes=spec.size_bytes, limit_bytes=max_bytes[name])
+            raise TooLarge.of(name, spec.size_bytes, max_bytes[name])
 
 
 def check_quotas(
     conn: Connection, upload: Upload, limits: RegistryLimits, *, is_known: bool = False
 ) -> None:
-    """Raise QuotaExceeded unless the tenant may open this upload.
+    """Raise QuotaExceeded or Limited unless the tenant may open this upload.
 
     Unfinished uploads count as if they had succeeded. is_known: the upload means a version that
     exists already. Such an upload and a dry run count as uploads, but take no room.
@@ -147,17 +147,16 @@ def check_room(
 
 def _check_limit(quota: str, asked: int, limit: int, *, remedy: str) -> None:
     if asked > limit:
-        raise QuotaExceeded(quota=quota, limit=limit, remedy=remedy)
+        raise QuotaExceeded.of(quota, limit, remedy)
 
 
 def _check_rate(conn: Connection, upload: Upload, limit: int) -> None:
-    """Raise QuotaExceeded if the tenant created `limit` uploads in the hour before this upload."""
+    """Raise Limited if the tenant created `limit` uploads in the hour before this upload."""
     oldest_ms = upload_rows.created_at_ms(conn, upload.tenant_id, place=limit - 1)
     wait_ms = 0 if oldest_ms is None else oldest_ms + _HOUR_MS - upload.created_at_ms
     if wait_ms > 0:
-        raise QuotaExceeded(
-            quota="max_uploads_per_hour",
-            limit=limit,
-            remedy=f"go on in {ceil(wait_ms / 1000)} s",
+        raise Limited(
+            f"The limit max_uploads_per_hour of {limit} is reached; "
+            f"go on in {ceil(wait_ms / 1000)} s.",
             retry_after_s=wait_ms / 1000,
         )

@@ -121,9 +121,7 @@ def read_weights_header(file: BinaryIO, limits: AdapterLimits) -> Header:
     file_size = file.seek(0, 2)
     file.seek(0)
     if file_size > limits.max_adapter_bytes:
-        raise TooLarge(
-            what=WEIGHTS_FILE, size_bytes=file_size, limit_bytes=limits.max_adapter_bytes
-        )
+        raise TooLarge.of(WEIGHTS_FILE, file_size, limits.max_adapter_bytes)
     return read_header(
         file, file_size, max_header_bytes=limits.max_header_bytes, max_tensors=limits.max_tensors
     )

@@ -28,7 +28,7 @@ from typing import IO, Any
 from registry.base_model import BaseModel
 from registry.chat_template import ChatTemplate, read_json
 from registry.confinement import isolated, kept_variables
-from registry.errors import InvalidAdapter, TooLarge, ValidatorUnavailable
+from registry.errors import InvalidAdapter, TooLarge, Unavailable
 from registry.own_tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
 from registry.peft_format import MAX_CANONICAL_HEADER_BYTES, WEIGHTS_FILE
@@ -133,11 +133,10 @@ class Validator:
         tokenizer: those of TOKENIZER_FILES that there are, by name.
         bases: the base models that the adapter may be for; the files decide for which it is.
         Raises InvalidAdapter and TooLarge for faults of the files, crashes of the validator
-        included; ValidatorUnavailable if it did not start, got no turn or had no disk space.
+        included; Unavailable if it did not start, got no turn or had no disk space.
         """
         if config.stat().st_size > MAX_CONFIG_BYTES:
-            size_bytes = config.stat().st_size
-            raise TooLarge(what=CONFIG_FILE, size_bytes=size_bytes, limit_bytes=MAX_CONFIG_BYTES)
+            raise TooLarge.of(CONFIG_FILE, config.stat().st_size, MAX_CONFIG_BYTES)
         with self._turn_of(tenant_id):
             try:
                 with ExitStack() as stack:
@@ -152,7 +151,7 @@ class Validator:
                     text = _text_request(bases, tokenizer, opened) if tokenizer else None
                     ended = self._run(bases, config.read_bytes(), source, out, text, texts)
             except OSError as error:
-                raise ValidatorUnavailable(reason=str(error)) from error
+                raise unavailable(str(error)) from error
         validated = _validated(_answer_of(ended, self._limits.max_answer_bytes))
         if validated.base_model not in {base.model_id for base in bases}:
             raise _failed(ended)
@@ -167,7 +166,7 @@ class Validator:
 
         with self._turn:
             if not self._turn.wait_for(is_free, self._limits.max_wait_s):
-                raise ValidatorUnavailable(reason="other uploads are being checked")
+                raise unavailable("other uploads are being checked")
             self._running.add(tenant_id)
         try:
             yield
@@ -294,12 +293,12 @@ def _head_of(file: IO[bytes], size_bytes: int) -> bytes:
 def _answer_of(ended: _Ended, max_answer_bytes: int) -> dict[str, Any]:
     """Parse the answer of a process.
 
-    Raises ValidatorUnavailable if the process did not start, InvalidAdapter if it failed after it.
+    Raises Unavailable if the process did not start, InvalidAdapter if it failed after it.
     """
     if not ended.printed.startswith(READY):
         reason = "it took too long to start" if ended.is_late else "it did not start"
         _log.error("validator: %s: %a", reason, ended.complaints)
-        raise ValidatorUnavailable(reason=reason)
+        raise unavailable(reason)
     if ended.is_late or ended.status == -signal.SIGXCPU:
         raise InvalidAdapter(
             code="validator_timeout",
@@ -325,11 +324,22 @@ def _failed(ended: _Ended) -> InvalidAdapter:
     )
 
 
+def unavailable(reason: str) -> Unavailable:
+    """The fault of files that could not be checked for want of a process, a turn or disk space.
+
+    reason: a note for the log, which clients do not see.
+    """
+    message = "The files cannot be checked at the moment; ask to complete again later."
+    fault = Unavailable(message, code="validator_unavailable", retry_after_s=5.0)
+    fault.add_note(reason)
+    return fault
+
+
 def _validated(answer: dict[str, Any]) -> ValidatedAdapter:
     if "refused" in answer:
         raise InvalidAdapter(**answer["refused"])
     if "too_large" in answer:
         raise TooLarge(**answer["too_large"])
     if "unavailable" in answer:
-        raise ValidatorUnavailable(reason=answer["unavailable"])
+        raise unavailable(answer["unavailable"])
     return ValidatedAdapter(**answer)

@@ -47,11 +47,9 @@ def begin(**confinement: int) -> bool:
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         return _validate(request)
-    except InvalidAdapter as error:
-        return {"refused": {"code": error.code, "message": str(error), "param": error.param}}
-    except TooLarge as error:
-        sizes = {"size_bytes": error.size_bytes, "limit_bytes": error.limit_bytes}
-        return {"too_large": {"what": error.param, **sizes}}
+    except (InvalidAdapter, TooLarge) as error:
+        kind = "too_large" if isinstance(error, TooLarge) else "refused"
+        return {kind: {"code": error.code, "message": str(error), "param": error.param}}
     except OSError as error:
         # The disk is full or broken, which no adapter can cause.
         return {"unavailable": str(error)}

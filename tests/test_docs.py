@@ -16,10 +16,7 @@ ROOT = docs.ROOT
 
 NEVER_SENT = {
     "code",  # the client's word for the field
-    "object_not_found",  # told as storage_unavailable
     "passed",  # the verdict on an adapter that has no fault
-    "registry_error",  # of the base class
-    "unsupported_base_model",  # at start
 }
 FAULT_MAKERS = {"fault", "_fault"}
 """Functions of the registry whose first argument is a code."""
@@ -47,14 +44,8 @@ def codes_in(tree: ast.Module) -> Iterator[str]:
                 yield from texts_in(value)
             case ast.Assign(targets=[ast.Name(id="code" | "default_code")], value=value):
                 yield from texts_in(value)
-            case ast.AnnAssign(target=ast.Name(id="code"), value=ast.expr() as value):
-                yield from texts_in(value)
             case ast.Assign(targets=[ast.Attribute(attr="code")], value=value):
                 yield from texts_in(value)
-            case ast.arguments(kwonlyargs=names, kw_defaults=values):
-                for name, default in zip(names, values, strict=True):
-                    if name.arg == "code" and default is not None:
-                        yield from texts_in(default)
             case ast.Call(func=ast.Name(id=name), args=[ast.Constant(str(code)), *_]):
                 if name in FAULT_MAKERS:
                     yield code

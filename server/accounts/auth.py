@@ -2,10 +2,6 @@
 
 A key is `sk-chorale-<id, 12>-<secret, 32><checksum, 6>`, all base62; the secret has 190 bits. A key
 is stored as its HMAC under a pepper, and found by its id.
-
-AuthError
-├── InvalidApiKey     the key is unknown, revoked, expired or garbled: one answer for all
-└── TenantSuspended   the key is good, its tenant is suspended
 """
 
 import hmac
@@ -17,6 +13,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from registry.errors import Forbidden, InvalidApiKey
 from server.accounts.lineage import (
     bounded_scopes,
     makers_of,
@@ -34,18 +31,6 @@ SCOPES = frozenset({INFERENCE, ADAPTERS_READ, ADAPTERS_WRITE, USAGE_READ, ADMIN}
 
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _KEY = re.compile(r"(sk-chorale-([0-9A-Za-z]{12})-[0-9A-Za-z]{32})([0-9A-Za-z]{6})")
-
-
-class AuthError(Exception):
-    """The key of a request gives no identity."""
-
-
-class InvalidApiKey(AuthError):
-    """The key is unknown or revoked; nothing tells which, to give no help in guessing keys."""
-
-
-class TenantSuspended(AuthError):
-    """The tenant of a good key is suspended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +83,7 @@ def identify(
     now_ms: int,
     has_hard_budget: sa.ColumnElement[bool],
 ) -> Identity:
-    """The identity that the key of an id and an HMAC gives. Raises InvalidApiKey, TenantSuspended.
+    """The identity that the key of an id and an HMAC gives. Raises InvalidApiKey, Forbidden.
 
     has_hard_budget: SQL for whether a row of tenants has a hard budget; read in the same query.
     """
@@ -118,7 +103,7 @@ def identify(
     if row.expires_at_ms is not None and row.expires_at_ms <= now_ms:
         raise InvalidApiKey
     if row.status != "active":
-        raise TenantSuspended
+        raise Forbidden("This account is suspended.", code="tenant_suspended")
     makers = makers_of(conn, row.created_by)
     return Identity(
         tenant_id=row.tenant_id,

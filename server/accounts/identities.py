@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
+from registry.errors import InvalidApiKey
 from server.accounts import auth
-from server.accounts.auth import Identity, InvalidApiKey
+from server.accounts.auth import Identity
 from server.database import clock
 from server.database.database import Database
 from server.database.expiring_cache import MAX_ENTRIES, ExpiringCache
@@ -41,7 +42,7 @@ class Identities:
         )
 
     async def of(self, plaintext: str) -> Identity:
-        """The identity of a key. Raises InvalidApiKey, TenantSuspended, LedgerUnavailable."""
+        """The identity of a key. Raises InvalidApiKey, Forbidden, LedgerUnavailable."""
         return await self.of_hmac(auth.parse_key(plaintext), auth.digest(self._pepper, plaintext))
 
     async def of_hmac(self, key_id: str, key_hmac: str) -> Identity:

@@ -16,10 +16,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
+from registry.errors import InvalidApiKey
 from registry.tables import audit_log
 from server.accounts import auth
 from server.accounts.admin_key import AdminKey
-from server.accounts.auth import Identity, InvalidApiKey
+from server.accounts.auth import Identity
 from server.accounts.identities import Identities
 from server.accounts.tables import api_keys, console_sessions
 from server.database import clock
@@ -72,7 +73,7 @@ class Sessions:
     async def begin(self, key: str) -> str:
         """Begin a session of a tenant's key or of the operator's. Returns its token.
 
-        Raises InvalidApiKey, TenantSuspended, Limited, DatabaseError.
+        Raises InvalidApiKey, Forbidden, Limited, DatabaseError.
         """
         tenant_id, key_id = None, _OPERATOR
         if not self._admin_key.is_it(key):
@@ -95,7 +96,7 @@ class Sessions:
 
     async def identity_of(self, token: str) -> Identity:
         """The identity of the key that a session is of. Raises InvalidApiKey if the session or its
-        key has ended, or it is the operator's; TenantSuspended, DatabaseError.
+        key has ended, or it is the operator's; Forbidden, DatabaseError.
         """
         session = await self._find(token)
         return await self._identities.of_hmac(session.key_id, session.key_hmac)

@@ -8,8 +8,8 @@ from registry import grants
 from registry.adapter_rows import Version
 from registry.base_ref import BaseRef
 from registry.catalog import Catalog
-from registry.errors import AdapterNotFound, ModelNotFound
-from registry.names import parse_model
+from registry.errors import NotFound
+from registry.names import model_not_found, parse_model
 from registry.ref import AdapterRef
 from server.accounts import tenants
 from server.accounts.auth import Identity
@@ -40,7 +40,7 @@ def resolve_adapter(
 
     model: no base model's name, which the caller compares first and in full: it may contain a
     slash, like owner/name.   request_key chooses between the versions of a weighted alias.
-    Raises ModelNotFound; a missing owner, a missing adapter and a missing grant give the same
+    Raises NotFound; a missing owner, a missing adapter and a missing grant give the same
     error.
     """
     owner_name, slash, rest = model.partition("/")
@@ -52,9 +52,9 @@ def resolve_adapter(
         name = parse_model(rest).name
         owner_id = _owner(conn, identity, owner_name, name)
         version = catalog.resolve_version(conn, owner_id, rest, request_key)
-    except AdapterNotFound:
+    except NotFound:
         # The original message would tell the caller whether the adapter or only the version exists.
-        raise ModelNotFound(model=model) from None
+        raise model_not_found(model) from None
     return _named(owner_id, owner_name, name, version)
 
 
@@ -73,12 +73,12 @@ def _named(owner_id: str, owner_name: str, name: str, version: Version) -> Named
 def _owner(conn: Connection, identity: Identity, owner_name: str, name: str) -> str:
     """Return the id of the tenant named `owner_name` if the caller may use its adapter `name`.
 
-    Raises ModelNotFound.
+    Raises NotFound.
     """
     owner_id = tenants.find_id(conn, owner_name) or ""
     if owner_id == identity.tenant_id:
         return identity.tenant_id
     # An owner that does not exist is asked about as well, so that the time tells nothing.
     if not grants.is_granted(conn, owner_id, name, identity.tenant_id):
-        raise ModelNotFound(model=f"{owner_name}/{name}")
+        raise model_not_found(f"{owner_name}/{name}")
     return owner_id

@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from engine.errors import EngineAwayError, EngineDeadError
 from registry.base_ref import BaseRef
 from registry.catalog import Catalog
-from registry.errors import NoRoom, StorageError, UploadNotOpen
+from registry.errors import Conflict, NoRoom, StorageError
 from registry.proof import PROOF_FAILED, Proof
 from registry.ref import AdapterRef
 from registry.storage import Storage
@@ -170,7 +170,7 @@ class Prover:
                 self._deaths.pop(upload.upload_id, None)
                 begin = self._database.begin
                 await asyncio.to_thread(discard, begin, self._storage, ended, self._now_ms())
-        except (DatabaseError, UploadNotOpen) as error:
+        except (DatabaseError, Conflict) as error:
             # The claim expires and the upload is proved again; an ended upload's files are swept.
             logger.warning("%s cannot be proved now: %s", upload.upload_id, error)
 

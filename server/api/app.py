@@ -14,11 +14,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from registry.errors import RegistryError
+from registry.errors import Fault, StorageError
 from registry.sweep import purge, sweep_objects, sweep_uploads
 from server.adapters.watch import AdapterWatch
-from server.api import foreign_errors
-from server.api.errors import ApiError
+from server.api.errors import INVALID, KNOWN, ErrorAnswer
 from server.api.gateway import Gateway
 from server.api.middleware import Edge, WriteLine, error_response
 from server.api.openapi import openapi_document
@@ -215,7 +214,7 @@ async def _sweep(gateway: Gateway) -> None:
         await gateway.key_uses.write()
         for sweep in minutely if turn % _SWEEPS_PER_PURGE else minutely + hourly:
             # If the store or the database fails now, the next turn tries again.
-            with contextlib.suppress(RegistryError, DatabaseError):
+            with contextlib.suppress(Fault, StorageError, DatabaseError):
                 await asyncio.to_thread(sweep, now_ms())
         await asyncio.sleep(_SWEEP_S)
 
@@ -224,15 +223,13 @@ async def _sweep(gateway: Gateway) -> None:
 
 
 def _handle_errors(app: FastAPI) -> None:
-    for family in foreign_errors.KNOWN:
-        app.add_exception_handler(family, _render_known)
+    for known in KNOWN:
+        app.add_exception_handler(known, _render_known)
     app.add_exception_handler(HTTPException, _render_http)
 
 
 def _render_known(_: Request, error: Exception) -> JSONResponse:
-    answer = foreign_errors.api_error_of(error)
-    assert answer is not None, "only known errors are handled here"
-    return error_response(answer)
+    return error_response(error)
 
 
 def _render_http(request: Request, error: Exception) -> JSONResponse:
@@ -240,4 +237,5 @@ def _render_http(request: Request, error: Exception) -> JSONResponse:
     if error.status_code == 404:
         return error_response(unknown_url(request))
     code = "method_not_allowed" if error.status_code == 405 else None
-    return error_response(ApiError(error.status_code, str(error.detail), code=code))
+    told = {"message": str(error.detail), "type": INVALID, "param": None, "code": code}
+    return error_response(ErrorAnswer(error.status_code, told, {}))

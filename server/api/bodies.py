@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import ClientDisconnect
 
+from registry.errors import Invalid
 from server.api import errors
 from server.api.deps import BodiesDep, gateway_of
 from server.api.field_docs import describe_fields
@@ -45,14 +46,14 @@ async def read_body(request: Request, bodies: Inflow, limit_bytes: int) -> bytes
                 body.hold(len(piece))
                 received += piece
     except ClientDisconnect:
-        raise errors.invalid_request("The client left before the body was complete.") from None
+        raise Invalid("The client left before the body was complete.") from None
     except TimeoutError:
         raise errors.body_timeout() from None
     return bytes(received)
 
 
 def refuse_compressed(request: Request) -> None:
-    """Raises ApiError if the body's header says that it is compressed."""
+    """Raises Invalid if the body's header says that it is compressed."""
     if request.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
         raise errors.compressed_body()
 
@@ -75,7 +76,7 @@ class JsonBody:
         text = check_json(await read_body(request, bodies, MAX_JSON_BYTES))
         if "\\u0000" in text:
             # PostgreSQL stores no such text, and no field needs it.
-            raise errors.invalid_request("The body must not contain the character U+0000.")
+            raise Invalid("The body must not contain the character U+0000.")
         try:
             return self.model.model_validate_json(text)
         except ValidationError as error:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from server.api import errors
+from registry.errors import Invalid
 from server.api.request_objects import RequestObject, shown_key
 from server.inference import generation_request
 from server.text.json_object import JsonObject
@@ -249,33 +249,33 @@ class Chat(RequestObject):
 
     def check_chat(self) -> None:
         """Check the messages, the variables, and whether the last message can be continued.
-        Raises ApiError, Invalid.
+        Raises Invalid.
         """
         check_variables(self._variables)
         for place, message in enumerate(self.messages):
             if fault := message.fault():
                 field, why = fault
-                raise errors.invalid_field(f"messages[{place}].{field}", why)
+                raise Invalid.at(f"messages[{place}].{field}", why)
         if not self.continue_final_message:
             return
         if self.add_generation_prompt:
             why = "it cannot be true beside continue_final_message; send false, or leave it out"
-            raise errors.invalid_field("add_generation_prompt", why)
+            raise Invalid.at("add_generation_prompt", why)
         if self.messages[-1].role != "assistant" or self.messages[-1].tool_calls:
             why = "the last message must be the assistant's, without calls"
-            raise errors.invalid_field("continue_final_message", why)
+            raise Invalid.at("continue_final_message", why)
 
     def use_of_tools(self, choice: ToolChoice = "auto", *, is_parallel: bool) -> ToolUse | None:
-        """The tools, and which may be called; None without tools. Raises ApiError."""
+        """The tools, and which may be called; None without tools. Raises Invalid."""
         tools = tuple(_tool(tool.function, place) for place, tool in enumerate(self.tools))
         names = [tool.name for tool in tools]
         for place, name in enumerate(names):
             if name in names[:place]:
                 path = f"tools[{place}].function.name"
-                raise errors.invalid_field(path, "another tool has this name")
+                raise Invalid.at(path, "another tool has this name")
         use = _use(tools, choice, is_parallel=is_parallel)
         if use.size_bytes > MAX_BYTES:
-            raise errors.invalid_field("tools", f"they may have {MAX_BYTES} bytes in all at most")
+            raise Invalid.at("tools", f"they may have {MAX_BYTES} bytes in all at most")
         return use if tools else None
 
 
@@ -289,7 +289,7 @@ def _use(tools: tuple[Tool, ...], choice: ToolChoice, *, is_parallel: bool) -> T
     path = "tool_choice"
     if isinstance(choice, str):
         if choice == "required" and not tools:
-            raise errors.invalid_field(path, "there are no tools")
+            raise Invalid.at(path, "there are no tools")
         return ToolUse(tools, choice, names, is_parallel)
     if isinstance(choice, NamedTool):
         path += ".function.name"
@@ -299,7 +299,7 @@ def _use(tools: tuple[Tool, ...], choice: ToolChoice, *, is_parallel: bool) -> T
         allowed = tuple(tool.function.name for tool in choice.allowed_tools.tools)
         use = ToolUse(tools, choice.allowed_tools.mode, allowed, is_parallel)
     if unknown := [name for name in use.allowed if name not in names]:
-        raise errors.invalid_field(path, f"there is no tool {unknown[0]}")
+        raise Invalid.at(path, f"there is no tool {unknown[0]}")
     return use
 
 
@@ -307,7 +307,7 @@ def _tool(function: _Function, place: int) -> Tool:
     parameters = function.parameters
     path = f"tools[{place}]"
     if parameters and parameters.get("type", "object") != "object":
-        raise errors.invalid_field(f"{path}.function.parameters.type", "arguments are an object")
+        raise Invalid.at(f"{path}.function.parameters.type", "arguments are an object")
     return Tool(
         name=function.name,
         description=function.description,

@@ -47,7 +47,7 @@ class Connections:
         self._keyless: OrderedDict[Connection, None] = OrderedDict()
 
     def open(self, connection: Connection, host: str | None) -> None:
-        """Count a connection. Raises ApiError if there is no place."""
+        """Count a connection. Raises Invalid if there is no place."""
         address = self._address(host)
         if address is not None and self._num_at[address] >= self._limit_per_address:
             raise errors.too_many_connections("Your address has as many as it may.")
@@ -73,7 +73,7 @@ class Connections:
             self._keyless.move_to_end(connection)
 
     def show_key(self, connection: Connection, tenant_id: str) -> None:
-        """Count a connection as the tenant's. Raises ApiError if the tenant has its share."""
+        """Count a connection as the tenant's. Raises Invalid if the tenant has its share."""
         known_as = self._tenants.get(connection)
         if connection not in self._addresses or known_as == tenant_id:
             return

@@ -12,12 +12,13 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from registry.catalog import Catalog
+from registry.errors import Forbidden, InvalidApiKey
 from registry.free_space import FreeSpace
 from registry.storage import Storage
 from registry.upload_rules import RegistryLimits
 from server import logs
 from server.accounts import auth
-from server.accounts.auth import Identity, InvalidApiKey
+from server.accounts.auth import Identity
 from server.accounts.identities import Identities
 from server.accounts.sessions import Sessions, csrf_token
 from server.adapters.prover import Prover
@@ -121,7 +122,7 @@ _API_KEY_AT_ADMIN = "This looks like a tenant's API key. Send it to /v1, and the
 def _count_as(request: Request, tenant_id: str) -> None:
     """Count the request's connection and its body among those of the tenant.
 
-    Raises ApiError if the tenant has its share of connections.
+    Raises Invalid if the tenant has its share of connections.
     """
     request.state.tenant_id = tenant_id
     connection: LimitedProtocol | None = getattr(request.state, "connection", None)
@@ -142,7 +143,7 @@ def _session_of(request: Request) -> str:
     if not token or csrf is None:
         raise errors.missing_api_key()
     if not hmac.compare_digest(csrf.encode(), csrf_token(token).encode()):
-        raise errors.invalid_api_key(f"The header {CSRF_HEADER} is not that of the session.")
+        raise InvalidApiKey(f"The header {CSRF_HEADER} is not that of the session.")
     return token
 
 
@@ -159,7 +160,7 @@ async def authenticate(request: Request, bearer: Bearer) -> Identity:
             identity = await gateway_of(request).identities.of(bearer.credentials)
         except InvalidApiKey:
             if gateway_of(request).admin_key.is_it(bearer.credentials):
-                raise errors.invalid_api_key(_ADMIN_KEY_AT_V1) from None
+                raise InvalidApiKey(_ADMIN_KEY_AT_V1) from None
             raise
     return show_identity(request, identity)
 
@@ -203,8 +204,8 @@ async def require_admin(request: Request, bearer: Bearer) -> None:
     """Refuse every key and session but the operator's. Raises 401."""
     if not await _is_operators(request, bearer):
         if bearer and bearer.credentials.startswith("sk-chorale-"):
-            raise errors.invalid_api_key(_API_KEY_AT_ADMIN)
-        raise errors.invalid_api_key()
+            raise InvalidApiKey(_API_KEY_AT_ADMIN)
+        raise InvalidApiKey()
     show_operator(request)
 
 
@@ -220,7 +221,7 @@ async def require_scraper(request: Request, bearer: Bearer, settings: SettingsDe
     hosts = [request.client.host if request.client else "", *filter(None, forwarded.split(","))]
     networks = [ip_network(network) for network in settings.metrics_networks]
     if not all(is_in(host.strip(), networks) for host in hosts):
-        raise errors.permission_error(_NO_SCRAPER)
+        raise Forbidden(_NO_SCRAPER)
 
 
 def tenants_router(prefix: str = "") -> APIRouter:

@@ -1,191 +1,209 @@
-"""Errors as clients receive them: OpenAI's error object, status and headers.
+"""Faults as clients receive them: OpenAI's error object, a status and headers.
 
-There is one class, and one function per situation makes it, so that each status is set in one
-place.
+Each kind of fault has its answer in one table. Faults of HTTP itself are made here.
 """
 
-from server.api.limit_headers import retry_headers
-from server.faults import Failed
+from dataclasses import dataclass
+
+from fastapi.exceptions import RequestValidationError
+
+from lora.log_lines import trace_of
+from registry.errors import (
+    Conflict,
+    Damaged,
+    Failed,
+    Fault,
+    Forbidden,
+    Invalid,
+    InvalidApiKey,
+    Limited,
+    NoRoom,
+    NotFound,
+    Overloaded,
+    QuotaExceeded,
+    StorageError,
+    TimedOut,
+    TooLarge,
+    Unavailable,
+)
+from registry.storage_faults import REMEDIES
+from registry.upload_ends import ProofFailed
+from server import logs
+from server.api.limit_headers import refusal_headers, retry_headers
+from server.api.patterns import said
+from server.billing.credits import IdempotencyKeyReused
+from server.database.errors import DatabaseError
+from server.inference.errors import (
+    IdempotencyKeyInUse,
+    IdempotencyKeyMismatch,
+    IdempotentAnswerTooLong,
+    metering_unavailable,
+)
 from server.limits.inflow import LEAST_BYTES_PER_S
+from server.limits.rules import RateLimited
 from server.text.json_object import JsonObject
 
+_MAX_SHOWN_CHARACTERS = 64
 _TOO_SLOW = f"came slower than {LEAST_BYTES_PER_S >> 10} KiB a second; send it again."
 
 
-class ApiError(Exception):
-    """An error to answer with. message: for people, and safe to show to the caller."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        type: str = "invalid_request_error",
-        code: str | None = None,
-        param: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.type = type
-        self.code = code
-        self.param = param
-        self.headers = headers or {}
-        self.details: JsonObject = {}
+class TooSlow(Fault):
+    """The request, or a part of it, did not arrive in time."""
 
 
-def error_body(error: ApiError) -> JsonObject:
-    """The JSON body: always OpenAI's four keys, then details that a program may act on."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.type,
-            "param": error.param,
-            "code": error.code,
-            **error.details,
-        }
-    }
+class Compressed(Fault):
+    """The body is compressed."""
 
 
-# ---- the caller's fault ----
+class HeadTooLarge(Fault):
+    """The request's headers are too large or too many."""
 
 
-def invalid_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
-    return ApiError(400, message, param=param, code=code)
+INVALID, _FINAL = "invalid_request_error", {"x-should-retry": "false"}
+_ANSWERS: dict[type[Fault], tuple[int, str, dict[str, str]]] = {
+    Invalid: (400, INVALID, {}),
+    InvalidApiKey: (401, INVALID, {"www-authenticate": "Bearer"}),
+    Forbidden: (403, "permission_error", {}),
+    NotFound: (404, INVALID, {}),
+    TooSlow: (408, INVALID, {}),
+    # A 409 calls for a different request; without this header OpenAI's clients would retry.
+    Conflict: (409, INVALID, _FINAL),
+    IdempotencyKeyInUse: (409, "idempotency_error", {"x-should-retry": "true"}),
+    IdempotentAnswerTooLong: (409, "idempotency_error", _FINAL),
+    TooLarge: (413, INVALID, {}),
+    Compressed: (415, INVALID, {"accept-encoding": "identity"}),
+    IdempotencyKeyMismatch: (422, "idempotency_error", {}),
+    IdempotencyKeyReused: (422, INVALID, {}),
+    QuotaExceeded: (429, "insufficient_quota", _FINAL),
+    Limited: (429, "rate_limit_error", {}),
+    RateLimited: (429, "rate_limit_error", {}),
+    HeadTooLarge: (431, INVALID, {}),
+    Failed: (500, "server_error", {}),
+    ProofFailed: (500, "server_error", _FINAL),
+    # The stored object itself is at fault.
+    Damaged: (502, "server_error", _FINAL),
+    Overloaded: (503, "overloaded_error", {}),
+    Unavailable: (503, "service_unavailable", {}),
+    TimedOut: (504, "timeout_error", {}),
+    NoRoom: (507, "insufficient_storage", {}),
+}
+"""Status, OpenAI's type and fixed headers of each kind; a subclass has those of its kind."""
 
 
-def invalid_field(param: str, why: str) -> ApiError:
-    """A field's value that cannot be accepted."""
-    return invalid_request(f"{param}: {why}.", param=param)
+@dataclass(eq=False)
+class ErrorAnswer(Exception):
+    """An error as a client receives it. error: OpenAI's four keys, and details for programs."""
+
+    status: int
+    error: JsonObject
+    headers: dict[str, str]
+
+    @property
+    def body(self) -> JsonObject:
+        return {"error": self.error}
 
 
-def unsupported_parameter(param: str, why: str = "") -> ApiError:
+KNOWN = (Fault, StorageError, DatabaseError, RequestValidationError, ErrorAnswer)
+"""Errors that `answer_of` takes."""
+
+
+def answer_of(error: Exception) -> ErrorAnswer:
+    """The answer to a request that ended with one of the KNOWN errors.
+
+    If the fault is ours, its place goes into the request's line of the log.
+    """
+    if isinstance(error, ErrorAnswer):
+        return error
+    fault = _fault_of(error)
+    status, type_, fixed = next(_ANSWERS[cls] for cls in type(fault).__mro__ if cls in _ANSWERS)
+    if status == 500 and error.__traceback__ is not None:
+        logs.note(trace=trace_of(error))
+    told = {"message": str(fault), "type": type_, "param": fault.param, "code": fault.code}
+    headers = dict(fixed)
+    if isinstance(fault, RateLimited):
+        headers |= refusal_headers(fault)
+    elif isinstance(fault, Limited) and fault.scope:
+        headers["x-ratelimit-scope"] = fault.scope
+    if fault.retry_after_s is not None:
+        headers |= retry_headers(fault.retry_after_s)
+    return ErrorAnswer(status, {**told, **fault.details}, headers)
+
+
+def _fault_of(error: Exception) -> Fault:
+    """The fault that clients are told; which store or database failed, and how, is for the log."""
+    match error:
+        case Fault():
+            return error
+        case StorageError():
+            message, retry_after_s = "The adapter store is not available. Try again shortly.", 2.0
+            if error.reason in REMEDIES:
+                message = (
+                    "The adapter store is not usable until the operator of this server mends it. "
+                    "The operator's list of problems says how."
+                )
+                retry_after_s = 60.0
+            return Unavailable(message, code="storage_unavailable", retry_after_s=retry_after_s)
+        case DatabaseError():
+            return metering_unavailable()
+        case RequestValidationError():
+            first = error.errors()[0]
+            # A name may be of the caller's choice, and of any length.
+            places = (str(part)[:_MAX_SHOWN_CHARACTERS] for part in first["loc"][1:])
+            param = ".".join(places) or None
+            return Invalid(f"{param or 'The body'}: {said(first)}", param=param)
+    raise AssertionError(f"unmapped {type(error).__name__}")
+
+
+# ---- faults of requests as such ----
+
+
+def unsupported_parameter(param: str, why: str = "") -> Invalid:
     """A parameter that is not served is refused, never ignored."""
     message = f"The parameter '{param}' is not supported{': ' + why if why else ''}."
-    return ApiError(400, message, param=param, code="unsupported_parameter")
+    return Invalid(message, param=param, code="unsupported_parameter")
 
 
-def request_too_large(limit_bytes: int) -> ApiError:
-    return ApiError(
-        413, f"The request body is over the limit of {limit_bytes} bytes.", code="request_too_large"
-    )
-
-
-def compressed_body() -> ApiError:
-    message = "The body is compressed. Send it as it is, without the header content-encoding."
-    return ApiError(415, message, code="compressed_body", headers={"accept-encoding": "identity"})
-
-
-def head_too_large() -> ApiError:
-    return ApiError(431, "The request's headers are too large or too many.", code="head_too_large")
-
-
-def head_timeout() -> ApiError:
-    return ApiError(408, "The request's headers did not arrive in time.", code="head_timeout")
-
-
-def invalid_api_key(message: str = "Incorrect API key provided.") -> ApiError:
-    headers = {"www-authenticate": "Bearer"}
-    return ApiError(401, message, code="invalid_api_key", headers=headers)
-
-
-def missing_api_key() -> ApiError:
-    return invalid_api_key(
+def missing_api_key() -> InvalidApiKey:
+    return InvalidApiKey(
         "You didn't provide an API key. Send it as 'Authorization: Bearer YOUR_KEY'."
     )
 
 
-def insufficient_permissions(scope: str) -> ApiError:
-    return permission_error(f"This API key lacks the scope '{scope}'.")
+def insufficient_permissions(scope: str) -> Forbidden:
+    return Forbidden(f"This API key lacks the scope '{scope}'.")
 
 
-def permission_error(message: str, *, param: str | None = None) -> ApiError:
-    code = "insufficient_permissions"
-    return ApiError(403, message, type="permission_error", code=code, param=param)
+def request_too_large(limit_bytes: int) -> TooLarge:
+    message = f"The request body is over the limit of {limit_bytes} bytes."
+    return TooLarge(message, code="request_too_large")
 
 
-def origin_not_allowed(origin: str) -> ApiError:
-    message = (
-        f"Pages of {origin} may not call this server from a browser. Its operator can allow it "
-        "with the setting cors_origins."
-    )
-    return ApiError(403, message, type="permission_error", code="origin_not_allowed")
+def compressed_body() -> Compressed:
+    message = "The body is compressed. Send it as it is, without the header content-encoding."
+    return Compressed(message, code="compressed_body")
 
 
-def tenant_suspended() -> ApiError:
-    message = "This account is suspended."
-    return ApiError(403, message, type="permission_error", code="tenant_suspended")
+def head_too_large() -> HeadTooLarge:
+    return HeadTooLarge("The request's headers are too large or too many.", code="head_too_large")
 
 
-def not_found(message: str, *, code: str = "not_found", param: str | None = None) -> ApiError:
-    return ApiError(404, message, code=code, param=param)
+def head_timeout() -> TooSlow:
+    return TooSlow("The request's headers did not arrive in time.", code="head_timeout")
 
 
-def receipt_pending(retry_after_s: float) -> ApiError:
-    message = "This request is not settled yet; ask for its receipt again when it has ended."
-    headers = retry_headers(retry_after_s)
-    return ApiError(404, message, code="receipt_pending", headers=headers)
+def body_timeout() -> TooSlow:
+    return TooSlow(f"The body {_TOO_SLOW}", code="body_timeout")
 
 
-def conflict(message: str, *, code: str = "conflict", param: str | None = None) -> ApiError:
-    # A 409 calls for a different request; without this header OpenAI's clients would retry.
-    return ApiError(409, message, code=code, param=param, headers={"x-should-retry": "false"})
+def part_timeout() -> TooSlow:
+    return TooSlow(f"The part {_TOO_SLOW}", code="part_timeout")
 
 
-# ---- limits ----
-
-
-def rate_limited(
-    message: str, *, retry_after_s: float, headers: dict[str, str] | None = None
-) -> ApiError:
-    return ApiError(
-        429,
-        message,
-        type="rate_limit_error",
-        code="rate_limit_exceeded",
-        headers={**(headers or {}), **retry_headers(retry_after_s)},
-    )
-
-
-def insufficient_quota(message: str, *, code: str = "insufficient_quota") -> ApiError:
-    """A 429 that waiting does not end, so the client is told not to retry."""
-    headers = {"x-should-retry": "false"}
-    return ApiError(429, message, type="insufficient_quota", code=code, headers=headers)
-
-
-# ---- unavailability, timeouts and faults of the server ----
-
-
-def service_unavailable(message: str, *, code: str, retry_after_s: float = 1.0) -> ApiError:
-    return ApiError(
-        503, message, type="service_unavailable", code=code, headers=retry_headers(retry_after_s)
-    )
-
-
-def insufficient_storage(message: str, *, code: str, retry_after_s: float) -> ApiError:
-    headers = retry_headers(retry_after_s)
-    return ApiError(507, message, type="insufficient_storage", code=code, headers=headers)
-
-
-def too_many_connections(why: str = "The server has as many as it takes.") -> ApiError:
+def too_many_connections(why: str = "The server has as many as it takes.") -> Unavailable:
     message = f"There are too many connections. {why} Try again shortly."
-    return service_unavailable(message, code="too_many_connections")
+    return Unavailable(message, code="too_many_connections", retry_after_s=1.0)
 
 
-def bodies_busy() -> ApiError:
+def bodies_busy() -> Unavailable:
     message = "The server is receiving as many bodies as it can. Try again shortly."
-    return service_unavailable(message, code="bodies_busy")
-
-
-def body_timeout() -> ApiError:
-    return ApiError(408, f"The body {_TOO_SLOW}", code="body_timeout")
-
-
-def part_timeout() -> ApiError:
-    return ApiError(408, f"The part {_TOO_SLOW}", code="part_timeout")
-
-
-def internal_error() -> ApiError:
-    """A 500 for a fault of the server; the client is not told its cause."""
-    return ApiError(500, str(Failed()), type="server_error", code="internal_error")
+    return Unavailable(message, code="bodies_busy", retry_after_s=1.0)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from server.api import errors
+from registry.errors import Invalid
 from server.api.request_objects import shown_key
 
 _MAX_STOPS = 64
@@ -20,11 +20,11 @@ _TOKEN_NAME = r"^(0|[1-9][0-9]{0,8})$"
 
 
 def _name_bad_keys(bias: Any) -> Any:
-    """The bias, if its keys are token ids. Raises ApiError that names the other keys."""
+    """The bias, if its keys are token ids. Raises Invalid that names the other keys."""
     keys = bias if isinstance(bias, dict) else ()
     bad = [shown_key("logit_bias", key) for key in keys if not re.fullmatch(_TOKEN_NAME, key)]
     if bad:
-        raise errors.invalid_request(
+        raise Invalid(
             f'{", ".join(bad[:_MAX_NAMED_KEYS])}: a key must be a token id, such as "50".',
             param=bad[0],
         )
@@ -32,7 +32,7 @@ def _name_bad_keys(bias: Any) -> Any:
 
 
 def _check_stops(stop: Any) -> Any:
-    """The given value, unless it is texts beyond the limits. Raises ApiError."""
+    """The given value, unless it is texts beyond the limits. Raises Invalid."""
     texts = stop if isinstance(stop, list) else [stop]
     sizes = [len(text.encode()) for text in texts if isinstance(text, str)]
     if (
@@ -42,7 +42,7 @@ def _check_stops(stop: Any) -> Any:
     ):
         most = f"at most {_MAX_STOPS} strings of 1 to {_MAX_STOP_BYTES} bytes are taken, and "
         most += f"{_MAX_STOPS_BYTES:,} bytes in all"
-        raise errors.invalid_field("stop", f"{most}. Leave some out, or use stop_token_ids")
+        raise Invalid.at("stop", f"{most}. Leave some out, or use stop_token_ids")
     return stop
 
 

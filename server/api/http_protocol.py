@@ -17,9 +17,10 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from registry.errors import Fault, Invalid
 from server.api import errors
 from server.api.connections import Connections
-from server.api.errors import ApiError
+from server.api.errors import answer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Deadline:
     def is_set(self) -> bool:
         return self._timer is not None
 
-    def set(self, in_s: float, refuse: Callable[[ApiError], None], error: ApiError) -> None:
+    def set(self, in_s: float, refuse: Callable[[Fault], None], error: Fault) -> None:
         """Set it anew."""
         self.lift()
         self._timer = self._loop.call_later(in_s, refuse, error)
@@ -87,7 +88,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         try:
             self._all_connections.open(self, self.client[0] if self.client else None)
-        except ApiError as error:
+        except Fault as error:
             self._refuse(error)
         else:
             self._expect_head()
@@ -111,7 +112,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.keep_alive
 
     def show_key(self, tenant_id: str) -> None:
-        """Count the connection as the tenant's. Raises ApiError if the tenant has its share."""
+        """Count the connection as the tenant's. Raises Invalid if the tenant has its share."""
         self._all_connections.show_key(self, tenant_id)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -153,7 +154,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(errors.head_too_large())
             return
         if self.parser.get_http_version() not in ("1.0", "1.1"):
-            self._refuse(errors.invalid_request("The server speaks HTTP/1.1 and HTTP/1.0."))
+            self._refuse(Invalid("The server speaks HTTP/1.1 and HTTP/1.0."))
             return
         self._deadline.lift()
         self._num_head_bytes = None
@@ -207,31 +208,32 @@ class LimitedProtocol(HttpToolsProtocol):
             self._expect_head()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(errors.invalid_request(msg))
+        self._refuse(Invalid(msg))
 
     def _expect_head(self) -> None:
         self._deadline.set(self._limits.head_timeout_s, self._refuse, errors.head_timeout())
 
-    def _refuse_request(self, error: ApiError) -> None:
+    def _refuse_request(self, error: Fault) -> None:
         """Refuse the present request, of whose answer nothing has been sent."""
         if self.cycle is not None:
             self.cycle.disconnected = True  # what the application still sends goes nowhere
         self._refuse(error)
 
-    def _refuse(self, error: ApiError) -> None:
+    def _refuse(self, error: Fault) -> None:
         self._is_refused = True
         self._deadline.lift()
         # An error cannot be written into the middle of another request's answer.
         if self.cycle is None or self.cycle.response_complete or self.cycle.disconnected:
-            body = json.dumps(errors.error_body(error)).encode()
+            answer = answer_of(error)
+            body = json.dumps(answer.body).encode()
             headers = {
-                **error.headers,
+                **answer.headers,
                 "content-type": "application/json",
                 "content-length": str(len(body)),
                 "connection": "close",
             }
             lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-            self.transport.write(STATUS_LINE[error.status] + lines.encode() + b"\r\n" + body)
+            self.transport.write(STATUS_LINE[answer.status] + lines.encode() + b"\r\n" + body)
         self.transport.close()
 
 

@@ -38,12 +38,11 @@ def limit_headers(standings: Sequence[Standing], *, is_degraded: bool = False) -
 
 
 def refusal_headers(error: RateLimited) -> dict[str, str]:
-    """Headers of a 429: the limits, which one refused, and when the request would pass."""
+    """Headers of a 429: the limits, and which one refused."""
     return {
         **limit_headers(error.standings, is_degraded=error.is_degraded),
         "x-ratelimit-scope": f"{error.limit.metric};{error.limit.scope}",
         "x-should-retry": "true",
-        **retry_headers(error.retry_after_ms / 1000),
     }
 
 

@@ -17,7 +17,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lora.log_lines import trace_of
-from server.api import errors
+from registry.errors import Failed, Fault, Forbidden, Invalid
+from server.api.errors import answer_of
 from server.api.metrics import Metrics
 from server.api.unknown_fields import shown_paths
 from server.logs import begin_notes, note
@@ -98,7 +99,7 @@ class Edge:
             spans.note_error(type(error).__name__)
             if exchange.status is not None or _is_cancelled():
                 raise  # the answer has begun, or nobody waits for it: the connection is closed
-            answer = error_response(errors.internal_error())
+            answer = error_response(Failed())
             await answer(scope, receive, exchange.send)
         finally:
             line = exchange.line()
@@ -234,18 +235,18 @@ def _headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-def _refusal(scope: Scope) -> errors.ApiError | None:
+def _refusal(scope: Scope) -> Fault | None:
     """The error for a request that no endpoint gets."""
     if "\0" in scope["path"] or b"%00" in scope["query_string"]:
         # PostgreSQL stores no NUL characters, and no name has one.
-        return errors.invalid_request("The URL must not contain the character U+0000.")
+        return Invalid("The URL must not contain the character U+0000.")
     if sum(name == b"authorization" for name, _ in scope["headers"]) > 1:
         # Whose request it is must not depend on which of them somebody reads.
-        return errors.invalid_request("Send one header 'Authorization', not more.")
+        return Invalid("Send one header 'Authorization', not more.")
     return None
 
 
-def _refused_preflight(scope: Scope, origins: Collection[str]) -> errors.ApiError | None:
+def _refused_preflight(scope: Scope, origins: Collection[str]) -> Fault | None:
     """The error for a browser that asks on behalf of a page whose origin may not call."""
     if scope["method"] != "OPTIONS":
         return None
@@ -255,7 +256,11 @@ def _refused_preflight(scope: Scope, origins: Collection[str]) -> errors.ApiErro
         return None
     shown = ascii(origin[:_MAX_ORIGIN_CHARACTERS])
     note(refused_origin=shown)
-    return errors.origin_not_allowed(shown)
+    message = (
+        f"Pages of {shown} may not call this server from a browser. Its operator can allow it "
+        "with the setting cors_origins."
+    )
+    return Forbidden(message, code="origin_not_allowed")
 
 
 def _is_cancelled() -> bool:
@@ -274,7 +279,8 @@ def _client_request_id(scope: Scope) -> bytes | None:
     return None
 
 
-def error_response(error: errors.ApiError) -> JSONResponse:
+def error_response(error: Exception) -> JSONResponse:
     """The answer that is an error, which the request's span notes."""
-    spans.note_error(error.code)
-    return JSONResponse(errors.error_body(error), error.status, headers=error.headers)
+    answer = answer_of(error)
+    spans.note_error(answer.error["code"])
+    return JSONResponse(answer.body, answer.status, headers=answer.headers)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import Discriminator, Field, Tag
 
 from engine.messages import Priority, SamplingParams
+from registry.errors import Invalid
 from server.api import errors
 from server.api.chat_messages import Chat, Key, Prediction, Text, ToolChoice
 from server.api.field_types import (
@@ -216,11 +217,11 @@ class _Request(RequestObject):
 
     @functools.cached_property
     def shape(self) -> Shape | None:
-        """The shape that every answer must have, or None. Raises ApiError, Invalid."""
+        """The shape that every answer must have, or None. Raises Invalid."""
         return shape_of(self.response_format, self.structured_outputs)
 
     def check(self) -> None:
-        """Check what the types of the fields cannot express. Raises ApiError, Invalid."""
+        """Check what the types of the fields cannot express. Raises Invalid."""
         if self.shape:
             self._refuse_choices_of_tokens("answers of a given shape")
         if self.allowed_token_ids and self.bad_words:
@@ -229,12 +230,12 @@ class _Request(RequestObject):
             why = (
                 "send 1 or more for a prompt that keeps a token, or -1 for what the context leaves"
             )
-            raise errors.invalid_field("truncate_prompt_tokens", why)
+            raise Invalid.at("truncate_prompt_tokens", why)
         if self.truncation_side == "right" and self.truncate_prompt_tokens is None:
-            raise errors.invalid_field("truncation_side", "it needs truncate_prompt_tokens")
+            raise Invalid.at("truncation_side", "it needs truncate_prompt_tokens")
         if self.logprob_token_ids and self.num_logprobs is None:
             why = "the answer has no logprobs; ask for logprobs, too"
-            raise errors.invalid_field("logprob_token_ids", why)
+            raise Invalid.at("logprob_token_ids", why)
         if self.use_beam_search:
             self._check_beams()
         elif self.length_penalty != 1:
@@ -243,7 +244,7 @@ class _Request(RequestObject):
             )
         if self.stream_options is not None and not self.stream:
             why = "the answer is no stream; send stream: true, or leave it out"
-            raise errors.invalid_field("stream_options", why)
+            raise Invalid.at("stream_options", why)
         if self.stream and self.prompt_logprobs is not None:
             raise errors.unsupported_parameter(
                 "prompt_logprobs", "streams do not carry them; leave out stream or prompt_logprobs"
@@ -253,10 +254,10 @@ class _Request(RequestObject):
         """Refuse the fields that `others` cannot go together with."""
         for name in ("allowed_token_ids", "bad_words"):
             if getattr(self, name):
-                raise errors.invalid_field(name, f"{others} may need other tokens; send one only")
+                raise Invalid.at(name, f"{others} may need other tokens; send one only")
 
     def _check_beams(self) -> None:
-        """Check that nothing is asked for that beam search does not heed. Raises ApiError."""
+        """Check that nothing is asked for that beam search does not heed. Raises Invalid."""
         shapes = () if self.shape else ("response_format", "structured_outputs")
         for name, field in type(self).model_fields.items():
             default = field.get_default(call_default_factory=True)
@@ -372,7 +373,7 @@ class ChatRequest(Chat, _Request):
 
     @functools.cached_property
     def tool_use(self) -> ToolUse | None:
-        """The tools, and which an answer may call; None without tools. Raises ApiError."""
+        """The tools, and which an answer may call; None without tools. Raises Invalid."""
         return self.use_of_tools(self.tool_choice, is_parallel=self.parallel_tool_calls)
 
     @property
@@ -393,9 +394,9 @@ class ChatRequest(Chat, _Request):
             self._refuse_choices_of_tokens("the end of reasoning")
         if self.echo and not self.echoed_text:
             why = "the last message must be the assistant's, with content"
-            raise errors.invalid_field("echo", why)
+            raise Invalid.at("echo", why)
         if self.top_logprobs and not self.logprobs:
-            raise errors.invalid_field("top_logprobs", "it needs logprobs: true")
+            raise Invalid.at("top_logprobs", "it needs logprobs: true")
 
 
 def _form(prompt: Any) -> str:
@@ -465,7 +466,7 @@ class CompletionRequest(_Request):
         if self.n * num_prompts > _MAX_ANSWERS:
             asked = f"{self.n} answers to each of {num_prompts} prompts"
             why = f"{asked} are more than {_MAX_ANSWERS}; send fewer prompts in a request"
-            raise errors.invalid_field("n", why)
+            raise Invalid.at("n", why)
         if self.stream and self.echo and self.logprobs is not None and self.n > 1:
             raise errors.unsupported_parameter(
                 "echo",
@@ -479,7 +480,7 @@ _Kind = TypeVar("_Kind", ChatRequest, CompletionRequest)
 def parse_request(
     body: bytes, kind: type[_Kind], ignored: MutableSequence[str] | None = None
 ) -> _Kind:
-    """A checked request of `kind`. Raises ApiError that names the parameter at fault.
+    """A checked request of `kind`. Raises Invalid that names the parameter at fault.
 
     ignored: gets the paths of fields that are not known, which are left out; None refuses them.
     """

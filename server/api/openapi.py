@@ -13,13 +13,13 @@ from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode
 
-from registry.errors import NoRoom
+from registry.errors import Failed, InvalidApiKey, Limited, NoRoom, NotFound
 from server.api import errors
 from server.api.bodies import JsonBody
 from server.api.completion_models import ChatCompletionChunk, TextCompletionChunk
+from server.api.errors import answer_of
 from server.api.examples import example_of
 from server.api.field_docs import descriptions
-from server.api.foreign_errors import from_fault, from_registry
 from server.api.openai import ChatRequest, CompletionRequest
 from server.api.tokenize_requests import ChatToTokenize, TextToTokenize, TokensToDecode
 from server.billing.exports.formats import INFO
@@ -77,21 +77,21 @@ _ERRORS = {
 }
 _EXAMPLES = (
     errors.unsupported_parameter("tools"),
-    errors.invalid_api_key(),
+    InvalidApiKey(),
     errors.insufficient_permissions("inference"),
-    errors.not_found("There is no such endpoint.", code="unknown_url"),
+    NotFound("There is no such endpoint.", code="unknown_url"),
     errors.body_timeout(),
-    from_fault(IdempotencyKeyInUse()),
+    IdempotencyKeyInUse(),
     errors.request_too_large(4 << 20),
     errors.compressed_body(),
-    from_fault(IdempotencyKeyMismatch()),
-    errors.rate_limited("The limit of 600 requests per minute is used up.", retry_after_s=2.0),
+    IdempotencyKeyMismatch(),
+    Limited("The limit of 600 requests per minute is used up.", retry_after_s=2.0),
     errors.head_too_large(),
-    errors.internal_error(),
-    from_fault(adapter_missing()),
-    from_fault(engine_unavailable()),
-    from_fault(request_timeout(120.0)),
-    from_registry(NoRoom()),
+    Failed(),
+    adapter_missing(),
+    engine_unavailable(),
+    request_timeout(120.0),
+    NoRoom(),
 )
 """One error of each status, as clients get it."""
 
@@ -176,7 +176,7 @@ def openapi_document(app: FastAPI) -> JsonObject:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas["Error"] = _ERROR_SCHEMA
-    examples = {example.status: errors.error_body(example) for example in _EXAMPLES}
+    examples = {answer.status: answer.body for answer in map(answer_of, _EXAMPLES)}
     document["components"]["responses"] = {
         f"Error{status}": {
             "description": description,

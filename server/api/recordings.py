@@ -10,8 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
 
-from server.api import errors
-from server.api.foreign_errors import from_fault
+from server.api.errors import answer_of
 from server.billing.failures import Failures
 from server.database.database import LedgerUnavailable
 from server.faults import Failed, Fault, Limited, Overloaded, QuotaExceeded, Unavailable
@@ -222,11 +221,9 @@ class Recorder:
             logger.error("a request with an Idempotency-Key failed", exc_info=error)
             error = error if has_begun else Failed()
         if isinstance(error, Fault) and _is_final(error) and is_paid and not has_begun:
-            answer = from_fault(error)
+            answer = answer_of(error)
             headers = answer.headers | {"content-type": "application/json"}
-            await recording.answer(
-                answer.status, headers, msgspec.json.encode(errors.error_body(answer))
-            )
+            await recording.answer(answer.status, headers, msgspec.json.encode(answer.body))
         else:
             await self._let_go(recording, error)
 

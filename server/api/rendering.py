@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from engine.delivery import Take
 from engine.messages import RequestOutput
-from server.api import answers, errors
+from server.api import answers
 from server.api.answer_events import AnswerEvents
 from server.api.answers import Answer, Choice, Part, ShownPrompt
-from server.api.foreign_errors import from_fault
+from server.api.errors import answer_of
 from server.api.logprobs import PromptLogprobs
 from server.api.openai import ChatRequest, CompletionRequest
 from server.api.padding import Padding
@@ -64,9 +64,9 @@ class Rendering:
         try:
             await self._follow(outputs, self._events(write).take)
         except Fault as fault:
-            error = from_fault(fault)
-            spans.note_error(error.code or error.type)
-            write(self.padding.last(answers.event(errors.error_body(error))))
+            told = answer_of(fault)
+            spans.note_error(told.error["code"] or told.error["type"])
+            write(self.padding.last(answers.event(told.body)))
 
     async def _follow(self, outputs: OutputStream, take: Take) -> None:
         async with self.generation.unpaid_if_broken(self.ticket), aclosing(outputs):

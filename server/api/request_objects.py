@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, from_json
 
+from registry.errors import Fault, Invalid
 from server.api import errors
-from server.api.errors import ApiError
 from server.api.field_docs import describe_fields
 from server.api.json_text import check_json
 from server.api.patterns import said
@@ -81,7 +81,7 @@ class RequestObject(BaseModel):
 def parse_body(
     body: bytes, kind: type[_Object], ignored: MutableSequence[str] | None = None
 ) -> _Object:
-    """A body's object, its fields checked. Raises ApiError that names the field at fault.
+    """A body's object, its fields checked. Raises Invalid that names the field at fault.
 
     ignored: as in `parse_object`.
     """
@@ -89,21 +89,21 @@ def parse_body(
 
 
 def read_object(body: bytes) -> JsonObject:
-    """A body as a JSON object. Raises ApiError."""
+    """A body as a JSON object. Raises Invalid."""
     try:
         # json.loads would let half a surrogate pair through, which no answer can hold.
         values = from_json(check_json(body), allow_inf_nan=False)
     except ValueError:
-        raise errors.invalid_request("The body is not valid JSON.") from None
+        raise Invalid("The body is not valid JSON.") from None
     if not isinstance(values, dict):
-        raise errors.invalid_request("The body must be a JSON object.")
+        raise Invalid("The body must be a JSON object.")
     return values
 
 
 def parse_object(
     values: JsonObject, kind: type[_Object], ignored: MutableSequence[str] | None = None
 ) -> _Object:
-    """The object with its fields checked. Raises ApiError that names the field at fault.
+    """The object with its fields checked. Raises Invalid that names the field at fault.
 
     ignored: fields whose names no request knows are left out, and their paths without places in
     lists are added to it; None refuses them.
@@ -114,7 +114,7 @@ def parse_object(
         except ValidationError as error:
             if error.error_count() > _MAX_FAULTS:
                 message = f"The body has more than {_MAX_FAULTS} fields and values that are not "
-                raise errors.invalid_request(f"{message}served.") from None
+                raise Invalid(f"{message}served.") from None
             faults = error.errors(include_url=False, include_input=False)
             unknown = [] if ignored is None else [each for each in faults if _is_unknown(each)]
             if not unknown or ignored is None:
@@ -174,13 +174,13 @@ def _known_names() -> frozenset[str]:
     return frozenset(names)
 
 
-def _fault(faults: Sequence[ErrorDetails]) -> ApiError:
+def _fault(faults: Sequence[ErrorDetails]) -> Fault:
     """The error for the deepest fault: for a union, pydantic lists each branch that did not fit."""
     deepest = max(faults, key=lambda fault: len(fault["loc"]))
     path = _path(deepest)
     if deepest["type"] == "extra_forbidden":
         return errors.unsupported_parameter(path)
-    return errors.invalid_request(f"{path}: {said(deepest)}", param=path)
+    return Invalid(f"{path}: {said(deepest)}", param=path)
 
 
 def _path(fault: ErrorDetails) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from engine.delivery import Take
 from engine.messages import RequestOutput
-from registry.errors import RegistryError
+from registry.errors import StorageError
 from server import logs
 from server.accounts.auth import Identity
 from server.api.rendering import Asked
@@ -26,7 +26,6 @@ from server.inference.generation_request import GenerationRequest
 from server.inference.output_stream import OutputStream
 from server.inference.route import Route, RouteModel
 from server.inference.ticket import Ticket, Timeouts
-from server.limits.rules import RateLimited
 from server.pool.running import Parent
 from server.traces import spans
 
@@ -79,8 +78,8 @@ class Routed:
         """Begin an answer of the model, or try the route's until one answers; None if the client
         left meanwhile.
 
-        Raises the error of the last attempt if none gave an answer: Fault, RateLimited,
-        RegistryError, DatabaseError.
+        Raises the error of the last attempt if none gave an answer: Fault, StorageError,
+        DatabaseError.
         """
         request = self.asked.for_model()
         if self.route is None:
@@ -112,7 +111,7 @@ class Routed:
             self.ticket = None
             try:
                 begun = await self._attempt(request, model, ends_at - self.clock(), wait)
-            except (Fault, RateLimited, RegistryError, DatabaseError) as error:
+            except (Fault, StorageError, DatabaseError) as error:
                 failure, outcome = error, outcome_of(error)
             else:
                 if begun is None:

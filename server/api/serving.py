@@ -18,7 +18,7 @@ from fastapi.responses import Response, StreamingResponse
 from engine.pulled import pulled
 from server.accounts.auth import Identity
 from server.api.answers import LastEvent
-from server.api.foreign_errors import api_error_of
+from server.api.errors import KNOWN, ErrorAnswer, answer_of
 from server.api.leaving_clients import unless_gone
 from server.api.limit_headers import limit_headers
 from server.api.padding import ASKED_BYTES, Padding
@@ -190,12 +190,9 @@ def _errors_with(headers: Callable[[], dict[str, str]]) -> Iterator[None]:
     """Add headers to an error that leaves for the client, if there are any."""
     try:
         yield
-    except Exception as error:
-        told = headers()
-        if not told or (shown := api_error_of(error)) is None:
-            raise
-        shown.headers = shown.headers | told
-        raise shown from error
+    except KNOWN as error:
+        answer = answer_of(error)
+        raise ErrorAnswer(answer.status, answer.error, answer.headers | headers()) from error
 
 
 async def _wait(work: Coroutine[Any, Any, T]) -> T:

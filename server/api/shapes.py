@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from server.api import errors
+from registry.errors import Invalid
 from server.api.request_objects import RequestObject
 from server.shapes.shape import MAX_BYTES, WHITESPACE_PARAM, Shape, is_whitespace
 
@@ -62,13 +62,13 @@ class StructuredOutputs(RequestObject):
 
 
 def shape_of(form: ResponseFormat | None, options: StructuredOutputs | None) -> Shape | None:
-    """The one shape that a request asks for, or None. Raises ApiError, Invalid."""
+    """The one shape that a request asks for, or None. Raises Invalid."""
     asked: list[tuple[Literal["json", "regex", "choice", "lark"], Any, str]] = []
     if form is not None:
         param = "response_format.json_schema"
         if (form.type == "json_schema") != (form.json_schema is not None):
             message = f"{param}: the type json_schema needs it, and no other type takes it."
-            raise errors.invalid_request(message, param=param)
+            raise Invalid(message, param=param)
         schema = form.json_schema.asked if form.json_schema else None
         asked.append(("json", schema, f"{param}.schema"))
         asked.append(
@@ -89,7 +89,7 @@ def shape_of(form: ResponseFormat | None, options: StructuredOutputs | None) -> 
     if len(shapes) > 1:
         param, other = shapes[-1].param, shapes[0].param
         message = f"{param}: answers can have one shape only; {other} asks for another."
-        raise errors.invalid_request(message, param=param)
+        raise Invalid(message, param=param)
     whitespace = options.whitespace_pattern if options else None
     if whitespace is None:
         return shapes[0] if shapes else None
@@ -97,5 +97,5 @@ def shape_of(form: ResponseFormat | None, options: StructuredOutputs | None) -> 
         message = (
             f"{WHITESPACE_PARAM}: only JSON takes it; it matches spaces, \\n, \\r and \\t only."
         )
-        raise errors.invalid_request(message, param=WHITESPACE_PARAM)
+        raise Invalid(message, param=WHITESPACE_PARAM)
     return dataclasses.replace(shapes[0], whitespace=whitespace)

@@ -7,7 +7,7 @@ from fastapi import Query
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from server.api import errors
+from registry.errors import Invalid
 from server.database.clock import now_ms
 from server.text.times import parse_time
 
@@ -30,7 +30,7 @@ Time = Annotated[str | None, Query(max_length=64)]
 def parse_range(start: str | None, end: str | None) -> tuple[int, int]:
     """[start, end) in Unix milliseconds; by default from the start of this month until now.
 
-    Raises ApiError.
+    Raises Invalid.
     """
     month = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     start_ms = int(month.timestamp() * 1000) if start is None else _parse_time("start", start)
@@ -40,9 +40,9 @@ def parse_range(start: str | None, end: str | None) -> tuple[int, int]:
 
 
 def check_order(start: int, end: int, names: tuple[str, str] = ("start", "end")) -> None:
-    """Raises ApiError unless start is before end."""
+    """Raises Invalid unless start is before end."""
     if start >= end:
-        raise errors.invalid_request(
+        raise Invalid(
             f"{names[0]} must be before {names[1]}, and before now if {names[1]} is left out. Both "
             "are in seconds.",
             param=names[0],
@@ -50,14 +50,14 @@ def check_order(start: int, end: int, names: tuple[str, str] = ("start", "end"))
 
 
 def _parse_time(name: str, text: str) -> int:
-    """Unix milliseconds of a time that a caller gives. Raises ApiError."""
+    """Unix milliseconds of a time that a caller gives. Raises Invalid."""
     try:
         at_ms = parse_time(text)
         _checked(at_ms // 1000)
         return at_ms
     except PydanticCustomError as error:
-        raise errors.invalid_request(f"{name}: {error.message()}", param=name) from None
+        raise Invalid(f"{name}: {error.message()}", param=name) from None
     except (ValueError, OverflowError):
-        raise errors.invalid_request(
+        raise Invalid(
             f"{name} must be Unix seconds or an ISO 8601 date, not {text[:40]!r}.", param=name
         ) from None

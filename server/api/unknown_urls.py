@@ -6,8 +6,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.routing import Match
 
-from server.api import errors
-from server.api.errors import ApiError
+from registry.errors import Fault, Invalid, NotFound
 
 _NOT_SERVED = re.compile(
     "(?:/v[12])?/(?:assistants|audio|batches|chatkit|classify|containers|conversations|edits|"
@@ -18,7 +17,7 @@ _NOT_SERVED = re.compile(
 _BASE_URL = "The base URL of OpenAI's clients ends in /v1, once and without a slash."
 
 
-def unknown_url(request: Request) -> ApiError:
+def unknown_url(request: Request) -> Fault:
     """The error for a request that no endpoint takes, by its path.
 
     A known endpoint of other servers is a 400, which LiteLLM's proxy never counts: after one 404,
@@ -27,18 +26,18 @@ def unknown_url(request: Request) -> ApiError:
     path = re.sub("/+", "/", request.scope["path"]).rstrip("/")
     for meant in (path, re.sub("^(/v1)*", "/v1", path)):
         if template := _template(request, meant):
-            return errors.not_found(
+            return NotFound(
                 f"There is no such endpoint. Send this request to {template}. {_BASE_URL}",
                 code="unknown_url",
             )
     if known := _NOT_SERVED.match(path):
-        return errors.invalid_request(
+        return Invalid(
             f"Chorale does not serve {known[0]}. Chats go to POST /v1/chat/completions; "
             "GET /openapi.json lists all endpoints.",
             code="endpoint_not_served",
         )
     message = "There is no such endpoint; GET /openapi.json lists them all."
-    return errors.not_found(message, code="unknown_url")
+    return NotFound(message, code="unknown_url")
 
 
 def _template(request: Request, path: str) -> str | None:

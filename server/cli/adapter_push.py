@@ -268,12 +268,12 @@ def _adapters_in(parent: Path) -> list[_Import]:
 
 
 def _check_alias(alias: str | None) -> None:
-    from registry.errors import InvalidName
+    from registry.errors import Invalid
     from registry.names import check_alias
 
     try:
         check_alias(alias or "latest")
-    except InvalidName as error:
+    except Invalid as error:
         raise CommandFailed(str(error), exit_code=2) from error
 
 

@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 
 from registry import grants
 from registry.adapter_rows import LATEST, find_adapter_row, object_key
-from registry.errors import AdapterNotFound
-from registry.names import is_name
+from registry.errors import NotFound
+from registry.names import adapter_not_found, is_name
 from server.accounts import auth
 from server.accounts.auth import Identity
 from server.api.adapter_view import VersionAnswer
@@ -123,7 +123,7 @@ async def adapter(
 
     try:
         found = await adapters.get_adapter(name, database, catalog, view, identity)
-    except AdapterNotFound:
+    except NotFound:
         find = lambda conn: find_adapter_row(conn, identity.tenant_id, name)  # noqa: E731
         row = await database.read(find) if is_name(name) else None
         if row is None:
@@ -134,7 +134,7 @@ async def adapter(
         asked = (await versions(query.version + 1, 1)).data
         shown = next((it for it in asked if it.version == query.version), None)
         if shown is None:
-            raise AdapterNotFound(model=f"{name}@{query.version}")
+            raise adapter_not_found(f"{name}@{query.version}")
     listed = await versions(query.before, _MOST_ROWS)
     moves = await adapters.list_moves(
         name, query.alias, database, catalog, identity, query.moved_before, _MOST_ROWS

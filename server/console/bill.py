@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 from fastapi import Path, Query, Response
 from sqlalchemy import Connection
 
-from server.api import errors
+from registry.errors import NotFound
 from server.api.deps import DatabaseDep
 from server.api.receipt_models import IssuedStatement
 from server.api.routes import exports
@@ -105,11 +105,11 @@ async def document(period: Month, viewer: UsageViewer, database: DatabaseDep) ->
 
 
 async def _find(database: Database, viewer: TenantViewer, period: str) -> Statement:
-    """The statement of a month. Raises ApiError if none is issued."""
+    """The statement of a month. Raises Invalid if none is issued."""
     tenant_id = viewer.identity.tenant_id
     found = await database.read(lambda c: statements.get_statement(c, tenant_id, period))
     if found is None:
-        raise errors.not_found(
+        raise NotFound(
             "There is no statement of this month. It is issued when the month is over.",
             code="not_found",
         )

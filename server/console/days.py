@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from server.api import errors
+from registry.errors import Invalid
 from server.database.clock import now_ms
 from server.text.times import day_of
 
@@ -25,19 +25,19 @@ class Days(BaseModel):
     end: Day = ""
 
     def range_ms(self) -> tuple[int, int]:
-        """[start, end) in Unix milliseconds. Raises ApiError."""
+        """[start, end) in Unix milliseconds. Raises Invalid."""
         today = now_ms() // DAY_MS * DAY_MS
         last = _day_ms("end", self.end) if self.end else today
         first = _day_ms("start", self.start) if self.start else last - (_SHOWN_DAYS - 1) * DAY_MS
         if not 0 <= last - first < _MOST_DAYS * DAY_MS:
-            raise errors.invalid_request(
+            raise Invalid(
                 f"start must be at most {_MOST_DAYS} days before end, and not after it.",
                 param="start",
             )
         return first, last + DAY_MS
 
     def asked(self) -> dict[str, Any]:
-        """The query with its days spelt out, as a page shows it. Raises ApiError."""
+        """The query with its days spelt out, as a page shows it. Raises Invalid."""
         start_ms, end_ms = self.range_ms()
         return self.model_dump() | {"start": day_of(start_ms), "end": day_of(end_ms - 1)}
 
@@ -62,5 +62,5 @@ def _day_ms(name: str, day: str) -> int:
         at_ms = -1
     if at_ms < 0:
         message = f"{name} must be a date since 1970, like 2026-11-02."
-        raise errors.invalid_request(message, param=name)
+        raise Invalid(message, param=name)
     return at_ms

@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from server.api import errors
+from registry.errors import NotFound
 from server.console import (
     adapters,
     bill,
@@ -43,4 +43,4 @@ def mount(app: FastAPI) -> FastAPI:
 @_nowhere.get("/{path:path}")
 def nowhere(path: str) -> None:
     """Say that there is no such page."""
-    raise errors.not_found(f"The console has no page {path[:64]!r}.", code="unknown_url")
+    raise NotFound(f"The console has no page {path[:64]!r}.", code="unknown_url")

@@ -8,8 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 
-from server.api import foreign_errors
-from server.api.errors import ApiError
+from server.api.errors import KNOWN, ErrorAnswer, answer_of
 from server.console.rendering import render
 
 SIGN_IN = "/console/sign-in"
@@ -25,10 +24,8 @@ class PageRoute(APIRoute):
         async def handle_faults(request: Request) -> Response:
             try:
                 answer: Response = await handle(request)
-            except foreign_errors.KNOWN as error:
-                fault = foreign_errors.api_error_of(error)
-                assert fault is not None, "only known errors are caught here"
-                answer = _fault(request, fault)
+            except KNOWN as error:
+                answer = _fault(request, answer_of(error))
             return answer
 
         return handle_faults
@@ -38,13 +35,13 @@ def pages_router(prefix: str = "") -> APIRouter:
     return APIRouter(prefix=f"/console{prefix}", route_class=PageRoute, include_in_schema=False)
 
 
-def _fault(request: Request, error: ApiError) -> Response:
-    if error.status != 401:
+def _fault(request: Request, answer: ErrorAnswer) -> Response:
+    if answer.status != 401:
         viewer = getattr(request.state, "viewer", None)
-        asked = request.query_params if error.param in ("start", "end") else {}
+        asked = request.query_params if answer.error["param"] in ("start", "end") else {}
         # The operator's session opens no page of tenants.
         home = OPERATORS if request.scope["path"].startswith(OPERATORS) else "/console"
-        return render("fault.html", viewer, error.status, error=error, home=home, asked=asked)
+        return render("fault.html", viewer, answer.status, answer=answer, home=home, asked=asked)
     target = f"{SIGN_IN}?next={quote(_path(request))}"
     if "hx-request" in request.headers:
         # A part of a page must not be replaced by the page for signing in.

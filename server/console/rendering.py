@@ -9,7 +9,7 @@ import jinja2
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, Response
 
-from server.api import errors
+from registry.errors import NotFound
 from server.billing.rating import format_usd
 from server.console import formats
 from server.console.days import quick_ranges
@@ -62,7 +62,7 @@ def static(version: str, name: str) -> Response:
     kept by browsers.
     """
     if name not in _static_files():
-        raise errors.not_found("There is no such file.", code="unknown_url")
+        raise NotFound("There is no such file.", code="unknown_url")
     is_current = version == _static_version()
     kept = "public, max-age=31536000, immutable" if is_current else "no-store"
     media_type = _TYPES[name[name.rindex(".") :]]

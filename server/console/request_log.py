@@ -7,7 +7,7 @@ from fastapi import Query, Response
 from pydantic import Field
 from sqlalchemy import Connection
 
-from server.api import errors
+from registry.errors import NotFound
 from server.api.deps import DatabaseDep
 from server.billing import request_log
 from server.billing.holds import count_open
@@ -71,7 +71,7 @@ async def request(request_id: str, viewer: UsageViewer, database: DatabaseDep) -
     tenant_id = viewer.identity.tenant_id
     found = await database.read(lambda conn: request_log.find_request(conn, tenant_id, request_id))
     if found is None:
-        raise errors.not_found(
+        raise NotFound(
             "There is no such request in the bill. One that has just ended is there in a second.",
             code="receipt_not_found",
         )

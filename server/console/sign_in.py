@@ -7,15 +7,12 @@ from urllib.parse import parse_qs
 from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from server.accounts.auth import AuthError
+from registry.errors import Forbidden, InvalidApiKey, Limited
 from server.accounts.sessions import LIFETIME_S, Sessions
-from server.api import errors
 from server.api.bodies import read_body
 from server.api.deps import SESSION_COOKIE, BodiesDep, SessionsDep
-from server.api.foreign_errors import from_auth
 from server.console.page_route import OPERATORS, SIGN_IN, pages_router
 from server.console.rendering import render
-from server.faults import Limited
 
 router = pages_router()
 
@@ -44,9 +41,8 @@ async def sign_in(
     try:
         token = await sessions.begin(key)
         destination = await _destination(sessions, token, onward)
-    except AuthError as error:
-        message = from_auth(error).message
-        return render("sign_in.html", None, 401, next=onward, message=message)
+    except (InvalidApiKey, Forbidden) as error:
+        return render("sign_in.html", None, 401, next=onward, message=str(error))
     except Limited as error:
         page = render("sign_in.html", None, 429, next=onward, message=str(error))
         page.headers["retry-after"] = str(math.ceil(error.retry_after_s or 0))
@@ -75,14 +71,14 @@ async def sign_out(request: Request, sessions: SessionsDep) -> Response:
 
 
 def _origin_of_ours(request: Request) -> str:
-    """The origin of the page that sent a form. Raises ApiError if that is not this server's.
+    """The origin of the page that sent a form. Raises Invalid if that is not this server's.
 
     The browser says it, and a page of another site cannot change it; it also tells whether the
     browser came by https, which a proxy may end.
     """
     origin = request.headers.get("origin", "")
     if origin.partition("://")[2] != request.headers.get("host"):
-        raise errors.permission_error("Send this form from the console's own page.")
+        raise Forbidden("Send this form from the console's own page.")
     return origin
 
 

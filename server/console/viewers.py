@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from registry.errors import InvalidApiKey
 from server.accounts import auth
 from server.accounts.auth import Identity
 from server.accounts.sessions import csrf_token
@@ -72,7 +73,7 @@ async def _operator(request: Request, sessions: SessionsDep) -> Viewer:
     """The viewer, if it is the operator. Raises 401."""
     token = _token(request)
     if not await sessions.is_operators(token):
-        raise errors.invalid_api_key()
+        raise InvalidApiKey()
     show_operator(request)
     request.state.viewer = viewer = Viewer(csrf_token(token))
     return viewer

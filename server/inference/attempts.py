@@ -9,8 +9,7 @@ from enum import StrEnum
 from math import fsum
 
 from engine.messages import RequestOutput
-from registry.errors import AdapterNotFound
-from server.faults import Damaged, Failed, Invalid, Overloaded, TimedOut, Unavailable
+from server.faults import Damaged, Failed, Invalid, NotFound, Overloaded, TimedOut, Unavailable
 from server.inference.route import MAX_MODELS
 from server.limits.rules import RateLimited
 
@@ -54,7 +53,7 @@ def outcome_of(error: Exception) -> Outcome:
             return Outcome.LATE if is_late else Outcome.OVERLOADED
         case Unavailable():
             return Outcome.UNAVAILABLE
-        case AdapterNotFound() | Damaged():
+        case NotFound() | Damaged():
             return Outcome.MISSING
         case Invalid() if error.code in _UNSERVABLE:
             return Outcome.MISSING

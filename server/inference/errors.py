@@ -205,7 +205,7 @@ class IdempotencyKeyInUse(Conflict):
         message = (
             "A request with this Idempotency-Key is under way; send it again to get its answer."
         )
-        super().__init__(message, retry_after_s=1.0)
+        super().__init__(message, param="Idempotency-Key", retry_after_s=1.0)
 
 
 class IdempotencyKeyMismatch(Conflict):
@@ -215,7 +215,7 @@ class IdempotencyKeyMismatch(Conflict):
         message = (
             "This Idempotency-Key was used with another body; use a new key for a new request."
         )
-        super().__init__(message)
+        super().__init__(message, param="Idempotency-Key")
 
 
 class IdempotentAnswerTooLong(Conflict):
@@ -226,7 +226,7 @@ class IdempotentAnswerTooLong(Conflict):
             "The request with this Idempotency-Key has run; its answer was too long to be kept. "
             f"What it cost is at GET /v1/receipts/{request_id}."
         )
-        super().__init__(message)
+        super().__init__(message, param="Idempotency-Key")
 
 
 def too_many_idempotency_keys(limit: int) -> Limited:

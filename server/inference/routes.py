@@ -88,7 +88,7 @@ def get_route(conn: Connection, owner: str, name: str) -> Route:
 def put_route(
     conn: Connection, route: Route, *, base_ids: Collection[str], actor: str, now_ms: int
 ) -> Route:
-    """Make the route, or change the one of its name. Raises Invalid, InvalidName, Conflict,
+    """Make the route, or change the one of its name. Raises Invalid, Conflict,
     QuotaExceeded.
 
     base_ids: the names of base models, which no route may have.

@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 
 from engine.config import EngineSettings
 from engine.wire import write_vocabulary
-from registry.base_model import BaseModel
-from registry.errors import UnsupportedBaseModel
+from registry.base_model import BaseModel, UnsupportedBaseModel
 from server.launch.errors import ServeError
 from server.launch.homes import Home
 from server.launch.model_folder import find_model

@@ -6,6 +6,8 @@ Times are integer milliseconds on the limiter's own clock, which never runs back
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from registry.errors import Fault, Limited
+
 Metric = Literal["requests", "tokens", "concurrency"]
 Scope = Literal["tenant", "key", "adapter", "base"]
 
@@ -74,7 +76,7 @@ class Grant:
         )
 
 
-class RateLimited(Exception):
+class RateLimited(Fault):
     """A limit is reached; nothing was charged.
 
     limit: the limit that takes longest to free.   retry_after_ms: time until the same request would
@@ -104,5 +106,8 @@ class RateLimited(Exception):
         }
         super().__init__(
             f"Rate limit reached for {whose[limit.scope]}: {limit.amount} {noun} {per}. "
-            f"Try again in {max(1, -(-retry_after_ms // 1000))} s."
+            f"Try again in {max(1, -(-retry_after_ms // 1000))} s.",
+            code=Limited.default_code,
+            retry_after_s=retry_after_ms / 1000,
+            details={"limiter_degraded": True} if is_degraded else None,
         )

@@ -8,14 +8,9 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from registry.alias_rows import Canary, Target, bucket_of
-from registry.errors import (
-    AdapterNotFound,
-    InvalidCanary,
-    InvalidName,
-    QuotaExceeded,
-    VersionDeleted,
-)
+from registry.errors import QuotaExceeded
 from registry.tables import adapter_events, alias_moves, audit_log
+from tests.refusals import refused
 
 A = "tenant-a"
 percents = st.integers(1, 99)
@@ -30,14 +25,14 @@ def three(make_version):
 @pytest.mark.parametrize("version", [0, 2, -1, 10**12])
 def test_an_alias_cannot_point_at_nothing(catalog, connection, make_version, version):
     make_version()
-    with pytest.raises(AdapterNotFound):
+    with refused("model_not_found"):
         catalog.set_alias(connection, A, "pirate", "prod", version)
 
 
 @pytest.mark.parametrize("alias", ["", "3", "1st", "Prod", "a" * 65, "a/b", "a\n"])
 def test_an_alias_that_is_no_alias_is_refused(catalog, connection, make_version, alias):
     make_version()
-    with pytest.raises(InvalidName):
+    with refused("invalid_name"):
         catalog.set_alias(connection, A, "pirate", alias, 1)
 
 
@@ -87,7 +82,7 @@ def test_a_request_key_decides_between_a_version_and_its_canary(catalog, connect
 
 @pytest.mark.parametrize("canary", [Canary(1, 10), Canary(2, 0), Canary(2, 100), Canary(2, -1)])
 def test_what_is_no_canary_is_refused(catalog, connection, three, canary):
-    with pytest.raises(InvalidCanary):
+    with refused("invalid_canary"):
         catalog.set_alias(connection, A, "pirate", "prod", 1, canary)
 
 
@@ -98,9 +93,8 @@ def test_a_rollback_to_a_deleted_version_is_refused_by_its_number(catalog, conne
     catalog.set_alias(connection, A, "pirate", "prod", 1, Canary(2, 10))
     catalog.set_alias(connection, A, "pirate", "prod", 3)
     catalog.delete_version(connection, A, "pirate", 2)
-    with pytest.raises(VersionDeleted) as caught:
+    with refused("version_deleted", match="Version 2 "):
         catalog.roll_back_alias(connection, A, "pirate", "prod")
-    assert caught.value.version == 2
     catalog.restore_version(connection, A, "pirate", 2)
     catalog.roll_back_alias(connection, A, "pirate", "prod")
 
@@ -122,7 +116,7 @@ def test_moves_are_listed_newest_first_in_pages(catalog, connection, three):
     assert [move.moved_by for move in moves] == ["key:k3", "key:k2", "key:k1"]
     rest = catalog.list_moves(connection, A, "pirate", "prod", before=moves[0].move_id, limit=1)
     assert rest == moves[1:2]
-    with pytest.raises(AdapterNotFound):
+    with refused("model_not_found"):
         catalog.list_moves(connection, A, "pirate", "next")
 
 

@@ -7,8 +7,8 @@ from registry.adapter_rows import live_object_keys
 from registry.alias_rows import Canary, Target
 from registry.base_models import BaseModels
 from registry.catalog import RETENTION_S, Catalog
-from registry.errors import AdapterNotFound, NotDeleted, RetentionOver, VersionInUse
 from registry.tables import adapter_events, audit_log
+from tests.refusals import refused
 
 A, B = "tenant-a", "tenant-b"
 
@@ -53,7 +53,7 @@ def test_a_name_that_is_uploaded_again_starts_without_its_old_aliases(
     make_version(content="4")
     adapter = catalog.get_adapter(connection, A, "pirate")
     assert adapter.aliases == {"latest": Target(4)}
-    with pytest.raises(NotDeleted):
+    with refused("not_deleted"):
         catalog.restore_adapter(connection, A, "pirate")
     assert catalog.restore_version(connection, A, "pirate", 2).ref == three[1].ref
     assert catalog.resolve(connection, A, "pirate@2") == three[1].ref
@@ -62,22 +62,20 @@ def test_a_name_that_is_uploaded_again_starts_without_its_old_aliases(
 def test_a_version_that_an_alias_means_is_not_deleted(catalog, connection, three):
     catalog.set_alias(connection, A, "pirate", "prod", 1, Canary(3, 10))
     for number, aliases in ((1, ("prod",)), (3, ("latest", "prod"))):
-        with pytest.raises(VersionInUse) as caught:
+        with refused("version_in_use", match=f"by {', '.join(aliases)};"):
             catalog.delete_version(connection, A, "pirate", number)
-        assert caught.value.aliases == aliases
-        assert all(alias in str(caught.value) for alias in aliases)
 
 
 @pytest.mark.parametrize("number", [0, -1, 4, 10**12, 10**30])
 def test_a_number_that_was_never_given_is_not_found(catalog, connection, three, number):
     for ask in (catalog.delete_version, catalog.restore_version):
-        with pytest.raises(AdapterNotFound):
+        with refused("model_not_found"):
             ask(connection, A, "pirate", number)
 
 
 def test_what_was_never_there_is_not_restored(catalog, connection):
     for name in ("pirate", "Pirate", ""):
-        with pytest.raises(AdapterNotFound):
+        with refused("model_not_found"):
             catalog.restore_adapter(connection, A, name)
 
 
@@ -103,9 +101,9 @@ def test_a_gateway_whose_clock_is_late_restores_nothing_that_is_purged(
     catalog.delete_adapter(connection, A, "pirate")
     early = Catalog(BaseModels(base), lambda: clock.now_s + RETENTION_S + 1)
     assert early.purge_deleted(connection) == 3
-    with pytest.raises(RetentionOver):
+    with refused("retention_over"):
         catalog.restore_adapter(connection, A, "pirate")
-    with pytest.raises(AdapterNotFound):
+    with refused("model_not_found"):
         catalog.resolve(connection, A, "pirate")
 
 

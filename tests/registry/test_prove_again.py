@@ -6,14 +6,10 @@ import pytest
 
 from registry.base_models import BaseModels
 from registry.catalog import Catalog
-from registry.errors import (
-    AdapterNotFound,
-    AdapterNotServable,
-    InvalidUpload,
-    QuotaExceeded,
-)
+from registry.errors import Invalid, QuotaExceeded
 from registry.own_tokenizer import CHAT_TEMPLATE
 from registry.proof import Proof
+from tests.refusals import refused
 from tests.registry.factories import keys, sound_files
 
 # Other tests run the same statements on PostgreSQL.
@@ -35,7 +31,7 @@ def newer(uploads, version, clock):
 
 
 def test_the_same_object_is_the_next_version_once_it_is_proved(newer, connection, version):
-    with pytest.raises(AdapterNotServable, match="prove pirate 1 --base-model newer"):
+    with refused("model_not_servable", match="prove pirate 1 --base-model newer"):
         newer.catalog.resolve(connection, A, "pirate")
     with newer.begin() as conn:
         upload = newer.prove_again(conn, 1, alias="prod")
@@ -76,7 +72,7 @@ def test_the_object_of_one_that_waits_is_not_swept(newer, version, storage, cloc
 
 @pytest.mark.parametrize("number", [0, 2, -1, 10**12])
 def test_there_must_be_such_a_version(newer, connection, number):
-    with pytest.raises(AdapterNotFound):
+    with refused("model_not_found"):
         newer.prove_again(connection, number)
 
 
@@ -84,7 +80,7 @@ def test_a_tokenizer_of_its_own_is_compared_with_the_new_bases_first(
     newer, connection, base, publish_upload
 ):
     publish_upload(sound_files(base) | {CHAT_TEMPLATE: b"x"})
-    with pytest.raises(InvalidUpload, match="upload its files again"):
+    with pytest.raises(Invalid, match="upload its files again"):
         newer.prove_again(connection, 2)
 
 

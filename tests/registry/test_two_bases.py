@@ -6,15 +6,9 @@ import pytest
 
 from registry.base_models import BaseModels
 from registry.catalog import Catalog
-from registry.errors import (
-    AdapterNotServable,
-    AlreadyProved,
-    InvalidAdapter,
-    InvalidName,
-    InvalidUpload,
-    UnknownBaseModel,
-)
+from registry.errors import Invalid, InvalidAdapter
 from registry.upload_rows import FAILED
+from tests.refusals import refused
 from tests.registry.factories import (
     encode,
     make_adapter,
@@ -101,7 +95,7 @@ def test_a_base_model_that_is_not_served_cannot_be_named(uploads, database, base
             lambda: uploads.open(files, conn, name=None, base_model="gone"),
             lambda: uploads.find_known(conn, files, base_model="gone"),
         ):
-            with pytest.raises(UnknownBaseModel, match="tiny-llama, tiny-other") as caught:
+            with refused("unknown_base_model", match="tiny-llama, tiny-other") as caught:
                 begin()
             assert caught.value.param == "base_model"
 
@@ -109,7 +103,7 @@ def test_a_base_model_that_is_not_served_cannot_be_named(uploads, database, base
 def test_an_upload_whose_named_base_goes_meanwhile_fails(uploads, base, other, open_upload):
     upload = open_upload(files_for(base), base_model="tiny-other")
     uploads.catalog.bases.replace(base)
-    with pytest.raises(UnknownBaseModel):
+    with refused("unknown_base_model"):
         uploads.build(upload)
     assert uploads.get(upload).error_code == "unknown_base_model"
 
@@ -128,7 +122,7 @@ def test_a_version_whose_base_is_not_served_is_refused_with_those_that_are(
     publish_upload(files_for(base), base_model="tiny-other")
     with database.begin() as conn:
         uploads.catalog.bases.replace(base, deep)
-        with pytest.raises(AdapterNotServable, match="tiny-llama, tiny-deep"):
+        with refused("model_not_servable", match="tiny-llama, tiny-deep"):
             uploads.catalog.resolve(conn, A, "pirate")
         uploads.catalog.bases.replace(base, deep, other)
         assert uploads.catalog.resolve(conn, A, "pirate").version == 1
@@ -137,7 +131,7 @@ def test_a_version_whose_base_is_not_served_is_refused_with_those_that_are(
 def test_no_adapter_gets_the_name_of_any_base_model(uploads, database, base):
     with database.begin() as conn:
         for name in ("tiny-llama", "tiny-other"):
-            with pytest.raises(InvalidName):
+            with refused("invalid_name"):
                 uploads.open(files_for(base), conn, name=name)
 
 
@@ -157,16 +151,16 @@ def test_equal_weights_with_another_template_are_another_base(
             known = uploads.find_known(conn, files, base_model=served.model_id)
             assert known.version == number
         uploads.catalog.bases.replace(base)
-        with pytest.raises(AdapterNotServable, match="Its weights are served as tiny-llama, with"):
+        with refused("model_not_servable", match="Its weights are served as tiny-llama, with"):
             uploads.catalog.resolve(conn, A, "pirate@1")
         proving = uploads.prove_again(conn, 1)
         assert proving.built.base_model == "tiny-llama"
         assert proving.built.base_variant == base.variant
-        with pytest.raises(AlreadyProved):
+        with refused("already_proved"):
             uploads.prove_again(conn, 2)
         uploads.catalog.bases.replace(replace(twin, model_id="renamed"))
         assert uploads.catalog.resolve(conn, A, "pirate@1").version == 1
-        with pytest.raises(AdapterNotServable):
+        with refused("model_not_servable"):
             uploads.catalog.resolve(conn, A, "pirate@2")
 
 
@@ -177,12 +171,12 @@ def test_a_version_is_proved_on_the_other_base_or_on_the_named_one(
     with database.begin() as conn:
         proving = uploads.prove_again(conn, 1)
         assert proving.built.base_revision == other.base_revision
-        with pytest.raises(AlreadyProved):
+        with refused("already_proved"):
             uploads.prove_again(conn, 1, base_model="tiny-llama")
-        with pytest.raises(UnknownBaseModel):
+        with refused("unknown_base_model"):
             uploads.prove_again(conn, 1, base_model="tiny-deep")
         uploads.catalog.bases.replace(base, other, deep)
-        with pytest.raises(InvalidUpload, match="tiny-other, tiny-deep") as caught:
+        with pytest.raises(Invalid, match="tiny-other, tiny-deep") as caught:
             uploads.prove_again(conn, 1)
         assert (caught.value.code, caught.value.param) == ("base_model_unclear", "base_model")
         proving = uploads.prove_again(conn, 1, base_model="tiny-deep")

@@ -6,9 +6,10 @@ import pytest
 
 from registry import upload_ends
 from registry.catalog import MAX_ALIASES
-from registry.errors import InvalidAdapter, StorageError, UploadNotOpen
+from registry.errors import InvalidAdapter, StorageError
 from registry.proof import Proof
 from registry.upload_proof import claim_proof, claim_proofs
+from tests.refusals import refused
 from tests.registry.factories import ActingStorage, keys
 
 A = "tenant-a"
@@ -191,6 +192,6 @@ def test_one_that_gives_up_while_it_is_published_is_no_version(
             upload_ends.end_overdue(conn, 2**52, 0)
             return catalog.publish(conn, *arguments, **named)
 
-    with pytest.raises(UploadNotOpen):
+    with refused("upload_not_open"):
         replace(uploads, catalog=LateCatalog()).finish(upload)
     assert catalog.list_adapters(connection, A) == []

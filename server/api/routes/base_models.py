@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from registry.audit import record_audit
-from server.api import errors
+from registry.errors import Invalid
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import BasesDep, DatabaseDep, FollowerDep, SettingsDep, operators_router
@@ -148,7 +148,7 @@ def _check(settings: Settings, table: JsonObject) -> None:
         settings.of_table(table, "settings.", "the request")
     except InvalidSetting as error:
         param = str(error).partition(" ")[0].rstrip(":")
-        raise errors.invalid_request(f"{error}.", param=param) from None
+        raise Invalid(f"{error}.", param=param) from None
 
 
 def _view(bases: Bases, follower: BaseFollower, entry: BaseEntry) -> BaseModelAnswer:

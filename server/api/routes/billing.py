@@ -7,8 +7,8 @@ from fastapi import Depends, Header
 from pydantic import Field
 from sqlalchemy import Connection
 
+from registry.errors import Invalid
 from server.accounts import tenants
-from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, SignerDep, UsageKey, operators_router, tenants_router
@@ -151,20 +151,16 @@ async def add_correction(
 
 
 def _amount_nanousd(body: _Amount) -> int:
-    """The amount. Raises ApiError unless exactly one of the fields has it, within the limit."""
+    """The amount. Raises Invalid unless exactly one of the fields has it, within the limit."""
     if (body.amount_usd is None) == (body.amount_nanousd is None):
-        raise errors.invalid_request(
-            "Give either amount_usd or amount_nanousd.", param="amount_usd"
-        )
+        raise Invalid("Give either amount_usd or amount_nanousd.", param="amount_usd")
     if body.amount_usd is None:
         param, amount = "amount_nanousd", body.amount_nanousd or 0
     else:
         param, amount = "amount_usd", nanousd(body.amount_usd)
     if not 0 < amount <= MAX_AMOUNT_NANOUSD:
         limit = format_usd(MAX_AMOUNT_NANOUSD)
-        raise errors.invalid_request(
-            f"An amount is more than 0 and at most {limit} dollars.", param=param
-        )
+        raise Invalid(f"An amount is more than 0 and at most {limit} dollars.", param=param)
     return amount
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from sqlalchemy import Connection
 
+from registry.errors import Fault, NotFound
 from server.accounts import tenants
-from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, IdentitiesDep, UsageKey, operators_router, tenants_router
@@ -170,8 +170,8 @@ def _get(conn: Connection, tenant: str, kind: BudgetKind, enforcement: Enforceme
     raise _not_found()
 
 
-def _not_found() -> errors.ApiError:
-    return errors.not_found("There is no such budget.", code="budget_not_found", param="kind")
+def _not_found() -> Fault:
+    return NotFound("There is no such budget.", code="budget_not_found", param="kind")
 
 
 def _budget(budget: Budget, sums: Sums, at_ms: int) -> BudgetAnswer:

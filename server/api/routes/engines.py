@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from engine.messages import EngineStats
 from registry.audit import record_audit
-from server.api import errors
+from registry.errors import Conflict, NotFound
 from server.api.answer import Answer
 from server.api.deps import BasesDep, DatabaseDep, operators_router
 from server.api.routes.lists import ListAnswer
@@ -212,7 +212,7 @@ async def clear_suspect(
     owners = {it.fingerprint: it.tenant_id for it in (await suspects(bases)).data}
     if fingerprint not in owners:
         message = f"This gateway suspects no request with the fingerprint {fingerprint}."
-        raise errors.not_found(message, code="not_found", param="fingerprint")
+        raise NotFound(message, code="not_found", param="fingerprint")
 
     def write(conn: Connection) -> None:
         tenant_id, action = owners[fingerprint], "engine.suspect.cleared"
@@ -235,12 +235,12 @@ async def lost(
     """
     if engine_id in bases.engine_ids():
         message = f"{engine_id} is in the pool: its holds are settled from its journal."
-        raise errors.conflict(message, code="engine_is_there")
+        raise Conflict(message, code="engine_is_there")
     known = await database.read(_known_engines)
     if engine_id not in known:
         there = ", ".join(sorted(known.difference(bases.engine_ids()))) or "none"
         message = f"There is no engine {engine_id!r} that has open holds; there are: {there}."
-        raise errors.not_found(message, code="engine_not_found", param="engine_id")
+        raise NotFound(message, code="engine_not_found", param="engine_id")
     num_voided, voided = 0, MAX_VOIDED_AT_ONCE
     while voided == MAX_VOIDED_AT_ONCE:
         voided, num_open = await database.write(

@@ -9,9 +9,9 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.engine import Connection
 
+from registry.errors import Invalid
 from registry.extras import ExtraMissing
 from server.accounts import tenants
-from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, UsageKey, operators_router, tenants_router
@@ -121,7 +121,7 @@ async def _export(
     if query.period is not None:
         check_period(query.period)
         if (query.start, query.end) != (None, None):
-            raise errors.invalid_request("Give a period, or start and end.", param="period")
+            raise Invalid("Give a period, or start and end.", param="period")
     encoder = await _open_encoder(query.format)
     _check_resumption(query)
 
@@ -147,9 +147,7 @@ async def _open_encoder(format: ExportFormat) -> Encoder:
         # On a thread: the first export of Parquet imports its library for 0.13 s.
         return await asyncio.to_thread(open_encoder, format)
     except ExtraMissing as error:
-        raise errors.invalid_request(
-            str(error), param="format", code="format_unavailable"
-        ) from error
+        raise Invalid(str(error), param="format", code="format_unavailable") from error
 
 
 def _check_resumption(query: ExportQuery) -> None:
@@ -157,9 +155,9 @@ def _check_resumption(query: ExportQuery) -> None:
         return
     if INFO[query.format].encode is None:
         message = f"A file of {query.format} cannot be continued."
-        raise errors.invalid_request(message, param="after")
+        raise Invalid(message, param="after")
     if query.through is None:
-        raise errors.invalid_request(
+        raise Invalid(
             f"after needs through: the header {THROUGH} of the export's first answer.",
             param="through",
         )
@@ -168,7 +166,7 @@ def _check_resumption(query: ExportQuery) -> None:
 def _place(conn: Connection, tenant_id: str | None, after: int) -> Place:
     place = place_of_entry(conn, tenant_id, after)
     if place is None:
-        raise errors.invalid_request(f"There is no entry {after}.", param="after")
+        raise Invalid(f"There is no entry {after}.", param="after")
     return place
 
 

@@ -6,8 +6,8 @@ from fastapi import Header, Request
 from fastapi.responses import Response
 from pydantic import Field
 
+from registry.errors import NotFound
 from server.accounts.auth import Identity
-from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyDep
 from server.api.completion_models import ChatCompletion, TextCompletion
@@ -74,7 +74,7 @@ async def cancel(
     Its stream ends as usual, with usage, and what ran is paid.
     """
     if not await cancels.cancel(identity.tenant_id, answer_id.rpartition("-")[2]):
-        raise errors.not_found("There is no such completion under way.", param="id")
+        raise NotFound("There is no such completion under way.", param="id")
     return CompletionCancelled(id=answer_id)
 
 

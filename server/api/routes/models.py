@@ -8,8 +8,8 @@ from sqlalchemy import Connection
 
 from registry import grants
 from registry.adapter_rows import DELETED, find_adapter_row, find_version_row
-from registry.errors import ModelNotFound
-from registry.names import parse_model
+from registry.errors import NotFound
+from registry.names import model_not_found, parse_model
 from server.accounts import tenants
 from server.accounts.auth import Identity
 from server.adapters.names import resolve_adapter
@@ -106,7 +106,9 @@ async def get_model(
             return _route(route, identity)
         try:
             named = resolve_adapter(conn, catalog, identity, model, request_key=model)
-        except ModelNotFound:
+        except NotFound as fault:
+            if fault.code != "model_not_found":
+                raise
             return _withdrawn(conn, bases, identity, model)
         adapter = catalog.get_adapter(conn, named.owner_id, named.name)
         if (base := bases.serving(named.base)) is None:
@@ -124,13 +126,13 @@ def _base(base: ServedBase) -> ModelAnswer:
 
 
 def _withdrawn(conn: Connection, bases: Bases, identity: Identity, model: str) -> ModelAnswer:
-    """The entry of a version of the tenant's own that was deleted. Raises ModelNotFound."""
+    """The entry of a version of the tenant's own that was deleted. Raises NotFound."""
     asked, owner_id = parse_model(model), identity.tenant_id
     adapter = find_adapter_row(conn, owner_id, asked.name)
     version = adapter and find_version_row(conn, owner_id, adapter.adapter_id, asked.version or 0)
     base = version and version.state == DELETED and bases.serving(version.base)
     if not adapter or not version or not base:
-        raise ModelNotFound(model=model)
+        raise model_not_found(model)
     answer = _model(base, model, adapter.name, adapter.created_at_ms, identity.tenant_name)
     day = (rfc3339(version.deleted_at_ms) or "").partition("T")[0]
     return answer.model_copy(update={"shutdown_date": day})

@@ -7,9 +7,8 @@ from sqlalchemy import Connection
 
 from registry import received_offers
 from registry.base_models import BaseModels
-from registry.errors import OfferNotFound
 from registry.names import is_name
-from registry.received_offers import Addressee, ReceivedOffer
+from registry.received_offers import Addressee, ReceivedOffer, offer_not_found
 from server.accounts import tenants
 from server.accounts.auth import Identity
 from server.api.answer import Answer
@@ -124,9 +123,9 @@ def _addressee(conn: Connection, identity: Identity) -> Addressee:
 
 
 def _owner_id(conn: Connection, owner: str, adapter: str) -> str:
-    """Id of the owner, or "", which has no offers. Raises OfferNotFound for a malformed name."""
+    """Id of the owner, or "", which has no offers. Raises NotFound for a malformed name."""
     if not (is_name(owner) and is_name(adapter)):
-        raise OfferNotFound
+        raise offer_not_found()
     return tenants.find_id(conn, owner) or ""
 
 

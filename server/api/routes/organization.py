@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from server.api import errors
+from registry.errors import Invalid
 from server.api.answer import Answer
 from server.api.deps import DatabaseDep, UsageReader, usage_reader
 from server.api.organization_results import (
@@ -154,7 +154,7 @@ async def costs(
 def _page(query: CompletionsQuery | CostsQuery, default: int, most: int) -> Page:
     limit = default if query.limit is None else query.limit
     if not 1 <= limit <= most:
-        raise errors.invalid_request(
+        raise Invalid(
             f"limit must be from 1 to {most} where bucket_width is {query.bucket_width}.",
             param="limit",
         )

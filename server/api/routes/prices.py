@@ -8,12 +8,11 @@ from pydantic import Field
 from sqlalchemy import Connection
 
 from registry.adapter_rows import owner_of
+from registry.errors import Fault, Invalid, NotFound
 from server.accounts import tenants
-from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import BasesDep, DatabaseDep, PriceTagsDep, operators_router
-from server.api.errors import ApiError
 from server.api.routes.lists import ListAnswer
 from server.api.times import UnixSeconds
 from server.billing import prices
@@ -144,26 +143,24 @@ async def add_price(
 
 def _effective_at_ms(body: _NewPrice, now: int) -> int:
     if body.effective_at is not None and body.effective_at < now // 1000:
-        raise errors.invalid_request(
+        raise Invalid(
             "effective_at is in the past; a price takes effect now or later.", param="effective_at"
         )
     at_ms = max(now, (body.effective_at or 0) * 1000)
     if body.until is not None and body.scope == "default" and not body.base_model:
-        raise errors.invalid_request(
-            "The default price has no end; add another instead.", param="until"
-        )
+        raise Invalid("The default price has no end; add another instead.", param="until")
     if body.until is not None and body.until * 1000 <= at_ms:
-        raise errors.invalid_request("until must be later than effective_at.", param="until")
+        raise Invalid("until must be later than effective_at.", param="until")
     return at_ms
 
 
 def _look_up(conn: Connection, body: _NewPrice, at_ms: int) -> tuple[str, Price]:
-    """The scope's id, and its price at that time. Raises ApiError and not-found errors."""
+    """The scope's id, and its price at that time. Raises Invalid and not-found errors."""
     scope_id, base_model = body.scope_id, body.base_model
     match body.scope:
         case "default":
             if scope_id:
-                raise errors.invalid_request("The default has no scope_id.", param="scope_id")
+                raise Invalid("The default has no scope_id.", param="scope_id")
             return "", prices.price_for(conn, at_ms, base_model=base_model)
         case "plan":
             tenants.check_plan(scope_id, param="scope_id")
@@ -179,13 +176,13 @@ def _look_up(conn: Connection, body: _NewPrice, at_ms: int) -> tuple[str, Price]
                 raise adapter_not_found(scope_id, param="scope_id")
             if base_model:
                 message = "An adapter has one base model; leave base_model out."
-                raise errors.invalid_request(message, param="base_model")
+                raise Invalid(message, param="base_model")
             return scope_id, prices.price_of_adapter(conn, at_ms, owner_id, scope_id)
 
 
-def adapter_not_found(adapter_id: str, *, param: str) -> ApiError:
+def adapter_not_found(adapter_id: str, *, param: str) -> Fault:
     message = f"There is no adapter with the id {adapter_id!r}."
-    return errors.not_found(message, code="adapter_not_found", param=param)
+    return NotFound(message, code="adapter_not_found", param=param)
 
 
 def _price(price: Price) -> PriceAnswer:

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy.engine import Connection
 
-from server.api import errors
+from registry.errors import Fault, NotFound
 from server.api.answer import Answer
 from server.api.deps import DatabaseDep, UsageKey, tenants_router
 from server.api.receipt_models import KeyId, ReceiptAnswer, ReceiptList, SignedReceipt
@@ -99,7 +99,7 @@ async def get_attempts(request_id: str, database: DatabaseDep, identity: UsageKe
 
 
 def _find(conn: Connection, tenant_id: str, given_id: str) -> ReceiptAnswer | None:
-    """The tenant's receipt, None if there is none. Raises ApiError while its request is not
+    """The tenant's receipt, None if there is none. Raises Invalid while its request is not
     settled.
     """
     query = select_receipts().where(entries.c.tenant_id == tenant_id)
@@ -138,9 +138,9 @@ def _request_id(given_id: str) -> str:
     return match[1] if match else given_id
 
 
-def _not_found() -> errors.ApiError:
+def _not_found() -> Fault:
     message = "You have no receipt of this id: nothing was billed for it."
-    return errors.not_found(message, code="receipt_not_found")
+    return NotFound(message, code="receipt_not_found")
 
 
 def _refuse_pending(conn: Connection, tenant_id: str, request_ids: Sequence[str]) -> None:
@@ -150,4 +150,5 @@ def _refuse_pending(conn: Connection, tenant_id: str, request_ids: Sequence[str]
         IS_OPEN,
     )
     if conn.execute(query).first():
-        raise errors.receipt_pending(_RETRY_AFTER_S)
+        message = "This request is not settled yet; ask for its receipt again when it has ended."
+        raise NotFound(message, code="receipt_pending", retry_after_s=_RETRY_AFTER_S)

@@ -8,11 +8,11 @@ from sqlalchemy import Connection
 from registry import grants, offers, pins
 from registry.adapter_rows import Adapter, lock_tenant
 from registry.catalog import Catalog
+from registry.errors import Invalid
 from registry.grants import Grant
 from registry.offers import Offer
 from server.accounts import tenants
 from server.accounts.auth import Identity
-from server.api import errors
 from server.api.adapter_view import PinAnswer, pin_view
 from server.api.answer import Answer
 from server.api.deps import (
@@ -97,9 +97,7 @@ async def grant(
     def write(conn: Connection) -> GrantAnswer:
         adapter = _locked(conn, catalog, identity, name)
         if tenant in (identity.tenant_id, identity.tenant_name):
-            raise errors.invalid_request(
-                "An adapter cannot be shared with its owner.", param="tenant"
-            )
+            raise Invalid("An adapter cannot be shared with its owner.", param="tenant")
         for earlier, grantee in _shared_with(conn, adapter, tenant):
             return _accepted(name, earlier, grantee)
         made = offers.offer(conn, adapter, tenant, actor=identity.actor, now_ms=now_ms())

@@ -8,8 +8,8 @@ from pydantic import Field
 from sqlalchemy import Connection
 
 from registry.adapter_rows import owner_of
+from registry.errors import Invalid, NotFound
 from server.accounts import tenants
-from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, operators_router
@@ -109,7 +109,7 @@ async def simulate_billing(
     Nothing is written. Usage for which no price is given costs what it did.
     """
     if (body.price_version is None) == (body.book is None):
-        raise errors.invalid_request("Give either price_version or book.", param="book")
+        raise Invalid("Give either price_version or book.", param="book")
     start_ms, end_ms = parse_range(body.start, body.end)
 
     def look_up(conn: Connection) -> tuple[Book, str | None]:
@@ -121,7 +121,7 @@ async def simulate_billing(
         async with asyncio.timeout(TIMEOUT_S):
             lines = await simulate(database, book, start_ms, end_ms, tenant_id)
     except TimeoutError:
-        raise errors.invalid_request(
+        raise Invalid(
             f"The simulation takes more than {TIMEOUT_S:g} s; ask for one tenant.", param="tenant"
         ) from None
     data = [
@@ -139,11 +139,11 @@ async def simulate_billing(
 
 
 def _book(conn: Connection, body: _Simulation) -> Book:
-    """The prices to compute with. Raises ApiError and NotFound."""
+    """The prices to compute with. Raises Invalid and NotFound."""
     if body.price_version is not None:
         price = get_price(conn, body.price_version)
         if price is None:
-            raise errors.not_found(
+            raise NotFound(
                 f"There is no price version {body.price_version}.",
                 code="price_version_not_found",
                 param="price_version",

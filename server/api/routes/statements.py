@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field
 from sqlalchemy.engine import Connection
 
+from registry.errors import Invalid
 from server.accounts import tenants
-from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, StatementsDep, UsageKey, operators_router, tenants_router
@@ -173,11 +173,9 @@ async def issue_statements(
 
 
 def check_period(period: str) -> None:
-    """Check that a period is a month. Raises ApiError."""
+    """Check that a period is a month. Raises Invalid."""
     if not _PERIOD.fullmatch(period):
-        raise errors.invalid_request(
-            f"A period is a month like 2026-11, not {period[:40]!r}.", param="period"
-        )
+        raise Invalid(f"A period is a month like 2026-11, not {period[:40]!r}.", param="period")
 
 
 def _open_figures(period: OpenPeriod) -> FiguresSoFar:

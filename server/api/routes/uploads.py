@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from registry import upload_ends, upload_opening, upload_parts, upload_rows
 from registry.adapter_rows import Version
-from registry.errors import StorageError
+from registry.errors import Invalid, StorageError
 from registry.presigned import OfferedFile, offer_files, storage_of
 from registry.upload_opening import NewUpload
 from registry.upload_parts import SentPart
@@ -380,7 +380,7 @@ async def _receive(
                     waiting = bytearray()
             await asyncio.to_thread(file.write, waiting)
     except ClientDisconnect:
-        raise errors.invalid_request("The part ended early; send it again.") from None
+        raise Invalid("The part ended early; send it again.") from None
     except TimeoutError:
         raise errors.part_timeout() from None
     return size_bytes, hasher.hexdigest()
@@ -392,12 +392,10 @@ def _placed(content_range: str | None, size_bytes: int) -> tuple[int, int]:
         return 0, size_bytes
     match = _CONTENT_RANGE.fullmatch(content_range.strip())
     if not match:
-        raise errors.invalid_request(
-            "Content-Range must read 'bytes FIRST-LAST/TOTAL'.", param="Content-Range"
-        )
+        raise Invalid("Content-Range must read 'bytes FIRST-LAST/TOTAL'.", param="Content-Range")
     first, last, total = (int(group) for group in match.groups())
     if last - first + 1 != size_bytes or last >= total:
-        raise errors.invalid_request(
+        raise Invalid(
             f"Content-Range says {last - first + 1} of {total} bytes; the body has {size_bytes}.",
             param="Content-Range",
         )

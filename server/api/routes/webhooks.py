@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from sqlalchemy import Connection
 
+from registry.errors import Limited, NotFound
 from server.accounts import tenants
-from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import (
@@ -200,9 +200,7 @@ async def _test(database: Database, tenant: str) -> WebhookEvent:
     def write(conn: Connection) -> Event:
         webhook = _find(conn, tenant)
         if events.num_pending(conn, webhook.tenant_id) >= MAX_PENDING:
-            raise errors.rate_limited(
-                f"{MAX_PENDING} events wait for delivery already.", retry_after_s=60.0
-            )
+            raise Limited(f"{MAX_PENDING} events wait for delivery already.", retry_after_s=60.0)
         event = events.new_event(
             webhook.tenant_id, "webhook.test", {"tenant_id": webhook.tenant_id}, now_ms=now_ms()
         )
@@ -225,7 +223,7 @@ async def _events(database: Database, tenant: str) -> WebhookEventList:
 def _find(conn: Connection, tenant: str) -> Webhook:
     found = events.get_webhook(conn, tenants.get_tenant(conn, tenant).tenant_id)
     if found is None:
-        raise errors.not_found("There is no webhook.", code="webhook_not_found")
+        raise NotFound("There is no webhook.", code="webhook_not_found")
     return found
 
 

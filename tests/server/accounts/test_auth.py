@@ -3,10 +3,9 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from registry.errors import InvalidApiKey
 from registry.tables import audit_log
 from server.accounts.auth import (
-    InvalidApiKey,
-    TenantSuspended,
     digest,
     identify,
     parse_key,
@@ -24,7 +23,8 @@ from server.accounts.tenants import (
     suspend_tenant,
 )
 from server.billing.budgets import HAS_HARD_BUDGET
-from server.faults import Conflict, Invalid, NotFound
+from server.faults import Invalid, NotFound
+from tests.refusals import refused
 from tests.server.factories import NOW_MS, PEPPER, make_key, make_tenant
 
 SOME_KEY = "sk-chorale-0123456789ab-" + "0" * 32
@@ -98,7 +98,7 @@ def test_a_suspended_tenant_is_told_so_only_with_a_good_key(database):
     tenant = make_tenant(database)
     _, plaintext = make_key(database, tenant)
     database.write_sync(lambda c: suspend_tenant(c, tenant.tenant_id, now_ms=NOW_MS))
-    with pytest.raises(TenantSuspended):
+    with refused("tenant_suspended"):
         log_in(database, plaintext)
     with pytest.raises(InvalidApiKey):
         log_in(database, plaintext, pepper="another")
@@ -141,9 +141,8 @@ def test_a_tenant_is_found_by_id_and_by_name(database):
     for name in (tenant.tenant_id, "acme"):
         assert database.read_sync(lambda c, name=name: get_tenant(c, name)) == tenant
     assert database.read_sync(list_tenants) == [tenant]
-    with pytest.raises(NotFound) as refused:
+    with refused("tenant_not_found"):
         database.read_sync(lambda c: get_tenant(c, "globex"))
-    assert refused.value.code == "tenant_not_found"
 
 
 def test_a_tenant_cannot_pass_for_another_by_taking_its_id_as_name(database):
@@ -154,9 +153,8 @@ def test_a_tenant_cannot_pass_for_another_by_taking_its_id_as_name(database):
 
 def test_two_tenants_cannot_have_one_name(each_database):
     make_tenant(each_database)
-    with pytest.raises(Conflict) as refused:
+    with refused("tenant_name_taken"):
         make_tenant(each_database)
-    assert refused.value.code == "tenant_name_taken"
 
 
 @pytest.mark.parametrize("name", ["", "Acme", "-a", "a/b", "a" * 65, "a b", "ä"])

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
+from registry.errors import Forbidden, InvalidApiKey
 from server.accounts import identities
-from server.accounts.auth import InvalidApiKey, TenantSuspended, digest
+from server.accounts.auth import digest
 from server.accounts.identities import Identities
 from server.accounts.keys import change_key, revoke_key, rotate_key
 from server.accounts.tenants import TenantLimits, set_limits, suspend_tenant
@@ -91,7 +92,7 @@ def suspend(conn, tenant, key):
 
 @pytest.mark.parametrize(
     ("end", "error"),
-    [(revoke, InvalidApiKey), (rotate, InvalidApiKey), (suspend, TenantSuspended)],
+    [(revoke, InvalidApiKey), (rotate, InvalidApiKey), (suspend, Forbidden)],
 )
 async def test_what_ends_a_key_here_ends_it_at_once_and_there_within_two_seconds(
     database, gateways, clock, tenant, end, error
@@ -186,7 +187,7 @@ async def test_unknown_keys_and_suspended_tenants_are_asked_for_each_time(
         assert await is_refused(gateways[0], unknown)
     await database.write(lambda c: suspend_tenant(c, tenant.tenant_id, now_ms=NOW_MS))
     for _ in range(3):
-        assert await is_refused(gateways[0], plaintext, TenantSuspended)
+        assert await is_refused(gateways[0], plaintext, Forbidden)
     assert counting.num_reads == 6
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import pytest
 import sqlalchemy as sa
 
+from registry.errors import InvalidApiKey
 from registry.tables import audit_log
 from server.accounts.admin_key import AdminKey
-from server.accounts.auth import Identity, InvalidApiKey, TenantSuspended
+from server.accounts.auth import Identity
 from server.accounts.identities import Identities
 from server.accounts.keys import create_key, revoke_key
 from server.accounts.sessions import (
@@ -24,6 +25,7 @@ from server.accounts.tenants import suspend_tenant
 from server.billing.budgets import HAS_HARD_BUDGET
 from server.database.database import Database
 from server.faults import Limited
+from tests.refusals import refused
 from tests.server.factories import NOW_MS, make_tenant
 
 PEPPER = "pepper"
@@ -104,7 +106,7 @@ def test_a_session_ends_with_its_key(world: World) -> None:
 def test_a_session_of_a_suspended_tenant_is_refused_by_name(world: World) -> None:
     token = world.begin()
     world.database.write_sync(lambda c: suspend_tenant(c, world.tenant.tenant_id, now_ms=NOW_MS))
-    with pytest.raises(TenantSuspended):
+    with refused("tenant_suspended"):
         world.identity(token)
 
 

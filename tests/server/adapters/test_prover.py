@@ -13,10 +13,9 @@ from registry.base_model import BaseModel
 from registry.base_models import BaseModels
 from registry.base_ref import BaseRef
 from registry.catalog import Catalog
-from registry.errors import ProofFailed
 from registry.proof import Proof
 from registry.storage import LocalStorage
-from registry.upload_ends import check_fault
+from registry.upload_ends import ProofFailed, check_fault
 from registry.work_dir import WorkDir
 from server.adapters.prover import Prover, ProverConfig
 from tests.registry.factories import Clock, make_base, sound_files

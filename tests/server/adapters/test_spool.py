@@ -5,7 +5,7 @@ import contextlib
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from registry.part_rows import Pending
+from registry.upload_parts import Pending
 
 from registry.errors import NoRoom
 from registry.free_space import FreeSpace

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from server.adapters.upload_builds import MAX_RUNNING, MAX_WAITING, UploadBuilds
-from server.api.foreign_errors import from_fault
+from server.api.errors import answer_of
 from server.faults import Fault
 
 
@@ -97,7 +97,7 @@ async def test_more_than_may_wait_are_refused_and_told_when_to_ask_again():
     await settled()
     with pytest.raises(Fault) as caught:
         await builds.build("b", "up_b")
-    told = from_fault(caught.value)
+    told = answer_of(caught.value)
     assert (told.status, told.headers["retry-after"]) == (503, "2")
     checks.go.set()
     await asyncio.gather(*asked)

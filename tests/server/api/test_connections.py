@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from registry.errors import Fault
 from server.api.connections import Connections
-from server.api.errors import ApiError
 
 
 class FakeConnection:
@@ -29,7 +29,7 @@ def opened(connections: Connections, host: str | None = None) -> FakeConnection:
 def refused(connections: Connections, host: str | None = None) -> bool:
     try:
         opened(connections, host)
-    except ApiError:
+    except Fault:
         return True
     return False
 
@@ -82,7 +82,7 @@ def test_a_connection_counts_for_the_tenant_whose_key_it_showed_last() -> None:
     for tenant_id in ("a", "b", "a", "a"):
         connections.show_key(shared, tenant_id)
     connections.show_key(opened(connections), "a")
-    with pytest.raises(ApiError):
+    with pytest.raises(Fault):
         connections.show_key(opened(connections), "a")
     connections.show_key(opened(connections), "b")
 
@@ -110,7 +110,7 @@ def test_no_tenant_has_more_than_it_leaves_and_no_place_is_lost(
             newcomer = FakeConnection()
             try:
                 connections.open(newcomer, f"192.0.2.{ord(name)}")
-            except ApiError:
+            except Fault:
                 assert is_refused
                 continue
             assert not is_refused
@@ -134,7 +134,7 @@ def test_no_tenant_has_more_than_it_leaves_and_no_place_is_lost(
                         connections.show_key(one, name)
                         tenants[one] = name
                     else:
-                        with pytest.raises(ApiError):
+                        with pytest.raises(Fault):
                             connections.show_key(one, name)
         assert len(alive) <= limit
     for one in alive:

@@ -14,12 +14,13 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.requests import Request
 from starlette.types import Message, Scope
 
+from registry.errors import Fault, Invalid
 from server.accounts.auth import INFERENCE, USAGE_READ
 from server.api import bodies, errors
 from server.api.bodies import JsonBody, read_body
-from server.api.errors import ApiError
 from server.api.json_text import MAX_DEPTH, MAX_VALUES, check_json
 from server.limits.inflow import Inflow
+from tests.refusals import refused
 from tests.server.in_process import ADMIN_KEY, InProcess, User, make_app
 from tests.server.jumping_loop import run_jumping
 
@@ -68,15 +69,15 @@ def test_brackets_and_commas_in_strings_are_neither_depth_nor_values(body: bytes
     ],
 )
 def test_what_is_too_deep_or_too_much_is_refused_unparsed(body: bytes, code: str | None) -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(Invalid) as refused:
         check_json(body)
-    assert (refused.value.status, refused.value.code) == (400, code)
+    assert refused.value.code == code
 
 
 # ---- bodies ----
 
 
-def read(chunks: AsyncIterator[bytes], headers: dict[str, str] | None = None) -> ApiError:
+def read(chunks: AsyncIterator[bytes], headers: dict[str, str] | None = None) -> Fault:
     """Read a body of a tenant, within 1000 bytes, which is refused."""
 
     async def receive() -> Message:
@@ -89,7 +90,7 @@ def read(chunks: AsyncIterator[bytes], headers: dict[str, str] | None = None) ->
             Request(scope, receive), Inflow(900, 900, errors.bodies_busy, clock=clock), 1000
         )
 
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(Fault) as refused:
         run_jumping(reading)
     return refused.value
 
@@ -105,39 +106,38 @@ async def never() -> AsyncIterator[bytes]:
 
 
 def test_a_body_is_refused_at_the_first_byte_over_its_limit() -> None:
-    assert read(endless(1001)).status == 413
+    assert read(endless(1001)).code == "request_too_large"
 
 
 def test_a_body_for_which_there_is_no_memory_is_refused() -> None:
     refused = read(endless(100))
-    assert (refused.status, refused.code) == (503, "bodies_busy")
+    assert refused.code == "bodies_busy"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "ZSTD", "identity, gzip"])
 def test_a_compressed_body_is_refused_unread(encoding: str) -> None:
     refused = read(never(), {"content-encoding": encoding})
-    assert (refused.status, refused.code) == (415, "compressed_body")
+    assert refused.code == "compressed_body"
 
 
 @pytest.mark.parametrize("content", [gzip.compress(b"{}", mtime=0), b"\x28\xb5\x2f\xfd"])
 def test_a_body_that_is_compressed_in_silence_is_told_so(content: bytes) -> None:
-    with pytest.raises(ApiError) as refused:
+    with refused("compressed_body"):
         check_json(content)
-    assert refused.value.code == "compressed_body"
 
 
 def test_a_body_that_is_said_to_be_as_it_is_is_read() -> None:
-    assert read(endless(1001), {"content-encoding": "identity"}).status == 413
+    assert read(endless(1001), {"content-encoding": "identity"}).code == "request_too_large"
 
 
 @pytest.mark.parametrize("length", ["1001", "9" * 5000])
 def test_a_body_that_says_it_is_too_long_is_not_read(length: str) -> None:
-    assert read(never(), {"content-length": length}).status == 413
+    assert read(never(), {"content-length": length}).code == "request_too_large"
 
 
 def test_a_body_that_does_not_come_is_given_up() -> None:
     refused = read(never())
-    assert (refused.status, refused.code) == (408, "body_timeout")
+    assert refused.code == "body_timeout"
 
 
 # ---- callers who may send a body ----

@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from registry.tables import audit_log
-from server.api.foreign_errors import from_fault
+from server.api.errors import answer_of
 from server.billing import credits, holds, ledger
 from server.billing.budgets import read_sums
 from server.billing.tables import entries, tenant_accounts
@@ -46,13 +46,13 @@ def test_one_key_posts_one_entry(each_database):
             each_database.write_sync(
                 lambda c, other=other: credit(c, "k", **{"memo": "welcome"} | other)
             )
-        assert (from_fault(refused.value).status, refused.value.code) == (
+        assert (answer_of(refused.value).status, refused.value.code) == (
             422,
             "idempotency_key_reused",
         )
     with pytest.raises(Fault) as refused:
         each_database.write_sync(lambda c: correct(c, first["entry_id"], "k", memo="welcome"))
-    assert from_fault(refused.value).status == 422
+    assert answer_of(refused.value).status == 422
 
 
 def test_one_key_of_many_at_once_posts_one_entry(postgres_database):
@@ -78,7 +78,7 @@ def test_an_entry_is_corrected_once(database):
     for entry_id, status in ((used, 409), (undone["entry_id"], 400), (free, 400), (99, 404)):
         with pytest.raises(Fault) as refused:
             database.write_sync(lambda c, entry_id=entry_id: correct(c, entry_id, "other"))
-        assert from_fault(refused.value).status == status
+        assert answer_of(refused.value).status == status
     # A failure that is reported late finds the entry reversed already.
     assert database.write_sync(lambda c: ledger.mark_failed(c, SIGNER, "r1", NOW_MS)) is None
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import PROOF_TENANT
-from server.api.foreign_errors import from_fault
+from server.api.errors import answer_of
 from server.api.times import parse_range
 from server.billing import ledger, usage
 from server.billing.entries import Draft, post_entries
@@ -260,7 +260,7 @@ def test_too_many_groups_are_refused_not_cut_off(database, monkeypatch):
     post_usage(database, make_price(database), {"model": "a"}, {"model": "b"}, {"model": "c"})
     with pytest.raises(Fault) as caught:
         sums(database, "ten_1", ("model",))
-    assert (from_fault(caught.value).status, caught.value.param) == (400, "group_by")
+    assert (answer_of(caught.value).status, caught.value.param) == (400, "group_by")
 
 
 def test_a_time_may_be_larger_than_any_column(each_database):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.api.foreign_errors import from_fault
+from server.api.errors import answer_of
 from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.usage import UsageSum
 from server.billing.usage_buckets import ITEM_OF_KIND, WIDTH_S, Cost, costs_of, cut_page
@@ -73,7 +73,7 @@ def cursor(place, end):
 def test_a_cursor_of_another_query_is_refused(page):
     with pytest.raises(Fault) as caught:
         cut_page("1d", MIDNIGHT, MIDNIGHT + 2 * DAY, 7, page)
-    assert (from_fault(caught.value).status, caught.value.param) == (400, "page")
+    assert (answer_of(caught.value).status, caught.value.param) == (400, "page")
 
 
 def test_the_items_of_a_request_are_the_whole_of_it():

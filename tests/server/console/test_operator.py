@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from registry.build import object_key
+from registry.adapter_rows import object_key
 
 from engine.messages import PROOF_TENANT, Residency
 from registry.audit import record_audit

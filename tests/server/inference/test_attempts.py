@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.messages import RequestOutput, TokenLogprobs
-from registry.errors import AdapterNotServable, ModelNotFound
+from registry.names import model_not_found
 from server.faults import Failed, QuotaExceeded
 from server.inference import errors
 from server.inference.attempts import (
@@ -38,13 +38,7 @@ def limited(scope: str) -> RateLimited:
         (errors.adapter_loading(), "unavailable"),
         (errors.metering_unavailable(), "unavailable"),
         (limited("adapter"), "limited"),
-        (ModelNotFound(model="gone"), "missing"),
-        (
-            AdapterNotServable(
-                model="old", version=1, base_model="older", alike=(), served=("base",)
-            ),
-            "missing",
-        ),
+        (model_not_found("gone"), "missing"),
         (errors.adapter_missing(), "missing"),
         (errors.adapter_corrupt(), "missing"),
         (errors.adapter_incompatible(), "missing"),

@@ -20,7 +20,7 @@ from engine.errors import EngineDeadError
 from engine.messages import AddRequest, RequestOutput
 from server.accounts.keys import create_key
 from server.api import recordings
-from server.api.foreign_errors import from_fault
+from server.api.errors import answer_of
 from server.billing.tables import holds
 from server.database.database import Database, LedgerUnavailable
 from server.faults import Fault
@@ -106,7 +106,7 @@ def test_a_tenant_has_so_many_keys_and_no_more(sqlite_database: Database, monkey
         assert asyncio.run(keys.claim(make_claim(str(number)))) is None
     with pytest.raises(Fault) as refused:
         asyncio.run(keys.claim(make_claim("2")))
-    assert from_fault(refused.value).status == 429
+    assert answer_of(refused.value).status == 429
     assert num_keys(sqlite_database) == 2
     assert asyncio.run(keys.claim(make_claim("2", tenant="ten_2"))) is None
 

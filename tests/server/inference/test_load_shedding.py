@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.messages import Priority
-from server.api.foreign_errors import from_fault
+from server.api.errors import answer_of
 from server.faults import Fault
 from server.inference.load_shedding import LoadShedder
 from server.pool.running import Running, RunningRequest
@@ -82,9 +82,9 @@ def test_who_would_wait_longer_than_for_a_first_token_is_refused_at_once() -> No
     world.add()
     refused = world.refusal()
     assert refused is not None
-    told = from_fault(refused)
+    told = answer_of(refused)
     assert (told.status, told.type) == (503, "overloaded_error")
-    assert from_fault(refused).headers["retry-after"] == "1"
+    assert answer_of(refused).headers["retry-after"] == "1"
 
 
 def test_the_tenant_with_the_long_queue_is_refused_and_another_is_not() -> None:
@@ -145,7 +145,7 @@ def test_the_wait_for_a_list_of_prompts_is_that_of_its_answers() -> None:
     world.load.add(listed)
     refused = world.refusal(Caller(max_queue_share=0.1))
     assert refused is not None
-    assert float(from_fault(refused).headers["retry-after-ms"]) == pytest.approx(2000, rel=0.01)
+    assert float(answer_of(refused).headers["retry-after-ms"]) == pytest.approx(2000, rel=0.01)
     for index in range(20):
         world.clock.now += 0.1
         world.load.begin(listed, index)
@@ -171,7 +171,7 @@ def test_a_tenant_has_a_share_of_the_queue_and_others_the_rest() -> None:
     world.add()
     refused = world.refusal(share)
     assert refused is not None
-    told = from_fault(refused)
+    told = answer_of(refused)
     assert (told.status, told.headers["x-ratelimit-scope"]) == (429, "queue;tenant")
     assert world.refusal(Caller("ten_2", 0.25)) is None
     world.load.begin(begun, 0)
