@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 from registry.proof import Verdict
+from server.inference.errors import FAILURES
 from tests.ci_scripts import load_script
 
 docs = load_script("docs")
@@ -33,7 +34,7 @@ def codes() -> set[str]:
     trees = (ast.parse(path.read_text()) for folder in folders for path in folder.rglob("*.py"))
     balancer = re.findall(r'"code":"(\w+)"', (ROOT / "deploy" / "haproxy.cfg").read_text())
     found = {code for tree in trees for code in codes_in(tree)}
-    return found | set(balancer) | set(get_args(Verdict))
+    return found | set(balancer) | set(get_args(Verdict)) | set(FAILURES)
 
 
 def codes_in(tree: ast.Module) -> Iterator[str]:

@@ -26,8 +26,8 @@ from server.billing.exports.formats import INFO
 from server.inference.errors import (
     IdempotencyKeyInUse,
     IdempotencyKeyMismatch,
-    adapter_missing,
     engine_unavailable,
+    failed,
     request_timeout,
 )
 from server.text.json_object import JsonObject
@@ -88,7 +88,7 @@ _EXAMPLES = (
     Limited("The limit of 600 requests per minute is used up.", retry_after_s=2.0),
     errors.head_too_large(),
     Failed(),
-    adapter_missing(),
+    failed("adapter_missing"),
     engine_unavailable(),
     request_timeout(120.0),
     NoRoom(),

@@ -23,8 +23,8 @@ class DatabaseError(Exception):
 
 class UnsupportedDatabase(DatabaseError):
     def __init__(self, url: URL) -> None:
-        self.url = url.render_as_string(hide_password=True)
-        super().__init__(f"{self.url} is neither a SQLite file nor PostgreSQL.")
+        shown = url.render_as_string(hide_password=True)
+        super().__init__(f"{shown} is neither a SQLite file nor PostgreSQL.")
 
 
 class DatabaseDamaged(DatabaseError):
@@ -37,7 +37,6 @@ class DatabaseDamaged(DatabaseError):
 
 class DatabaseInUse(DatabaseError):
     def __init__(self, path: Path, holder: str) -> None:
-        self.path = path
         super().__init__(
             f"Another gateway ({holder}) serves this database: {path} is locked. "
             "SQLite serves exactly one gateway; several share PostgreSQL."
@@ -61,7 +60,6 @@ class LedgerUnavailable(DatabaseError):
     """The database cannot answer now, so no request may be served that it has to account for."""
 
     def __init__(self, reason: str) -> None:
-        self.reason = reason
         super().__init__(f"The database is unavailable: {reason}.")
 
 

@@ -10,6 +10,7 @@ from server.billing.budgets import BudgetExhausted
 from server.faults import (
     Conflict,
     Damaged,
+    Failed,
     Fault,
     Invalid,
     Limited,
@@ -28,12 +29,12 @@ _MAX_SHOWN_IDS = 8
 
 def unknown_token_ids(token_ids: Sequence[int], vocabulary_size: int, *, param: str) -> Invalid:
     shown = ", ".join(map(str, token_ids[:_MAX_SHOWN_IDS]))
-    message = f"out of vocabulary: {shown}; token ids must be below {vocabulary_size}."
-    return Invalid(f"{param}: {message}", param=param)
+    why = f"out of vocabulary: {shown}; token ids must be below {vocabulary_size}"
+    return Invalid.at(param, why)
 
 
 def empty_prompt(*, param: str) -> Invalid:
-    return Invalid(f"{param}: the prompt is empty; send at least one token.", param=param)
+    return Invalid.at(param, "the prompt is empty; send at least one token")
 
 
 def context_length_exceeded(*, limit: int, at_least: int, param: str) -> Invalid:
@@ -49,14 +50,6 @@ def context_length_exceeded(*, limit: int, at_least: int, param: str) -> Invalid
         "prompt or lower max_tokens."
     )
     return Invalid(message, param=param, code="context_length_exceeded")
-
-
-def constraint_too_slow(*, param: str | None) -> Invalid:
-    message = (
-        "The schema or grammar takes too much work for a token; send a simpler one. "
-        "The tokens that were generated until then are billed."
-    )
-    return Invalid(message, param=param, code="constraint_too_slow")
 
 
 def request_suspected(retry_after_s: float | None) -> Fault:
@@ -135,7 +128,7 @@ def request_timeout(timeout_s: float) -> TimedOut:
     return TimedOut(message, code="request_timeout")
 
 
-# ---- adapters that cannot be served ----
+# ---- requests that an engine accepted and failed ----
 
 
 def adapter_loading(retry_after_s: float | None = None) -> Unavailable:
@@ -148,49 +141,44 @@ def adapter_loading(retry_after_s: float | None = None) -> Unavailable:
     return Unavailable(message, code="adapter_loading", retry_after_s=wait_s)
 
 
-def adapter_missing() -> Damaged:
-    message = "The adapter's files are gone from the store; upload it again. Nothing was billed."
-    return Damaged(message, code="adapter_missing")
+def failed(cause: str, **params: str | None) -> Fault:
+    """The fault of a request that an engine ended; its code is the cause.
+
+    params: the paths of the `prompt` and of the `shape` in the request.
+    """
+    if cause not in FAILURES:
+        return Failed()
+    if (place := _PLACES.get(cause)) is None:
+        return Damaged(FAILURES[cause], code=cause)
+    return Invalid(FAILURES[cause], code=cause, param=params.get(place, place))
 
 
-def adapter_corrupt() -> Damaged:
-    message = (
-        "The adapter's files in the store are not those that were uploaded; upload it again. "
-        "Nothing was billed."
-    )
-    return Damaged(message, code="adapter_corrupt")
-
-
-def adapter_incompatible() -> Invalid:
-    message = (
-        "The adapter does not fit the base model that is served, in shape or in number format; "
-        "train it on this base model and upload it again. Nothing was billed."
-    )
-    return Invalid(message, param="model", code="adapter_incompatible")
-
-
-def adapter_too_large() -> Invalid:
-    message = (
-        "The adapter is larger than what this server has room for; upload one of a lower rank "
-        "or with fewer target modules. Nothing was billed."
-    )
-    return Invalid(message, param="model", code="adapter_too_large")
-
-
-def request_too_long(*, param: str) -> Invalid:
-    message = (
-        "Prompt and answer may become too long for the memory that this adapter leaves; shorten "
-        "the prompt, lower max_tokens, or use an adapter of a lower rank. Nothing was billed."
-    )
-    return Invalid(message, param=param, code="request_too_long")
-
-
-def adapter_not_invoked(*, param: str) -> Invalid:
-    message = (
-        "The prompt does not contain the adapter's invocation tokens (alora_invocation_tokens); "
-        "add them, or ask the base model. Nothing was billed."
-    )
-    return Invalid(message, param=param, code="adapter_not_invoked")
+FAILURES = {
+    "adapter_missing": "The adapter's files are gone from the store; upload it again. "
+    "Nothing was billed.",
+    "adapter_corrupt": "The adapter's files in the store are not those that were uploaded; upload "
+    "it again. Nothing was billed.",
+    "adapter_incompatible": "The adapter does not fit the base model that is served, in shape or "
+    "in number format; train it on this base model and upload it again. Nothing was billed.",
+    "adapter_too_large": "The adapter is larger than what this server has room for; upload one of "
+    "a lower rank or with fewer target modules. Nothing was billed.",
+    "request_too_long": "Prompt and answer may become too long for the memory that this adapter "
+    "leaves; shorten the prompt, lower max_tokens, or use an adapter of a lower rank. Nothing was "
+    "billed.",
+    "adapter_not_invoked": "The prompt does not contain the adapter's invocation tokens "
+    "(alora_invocation_tokens); add them, or ask the base model. Nothing was billed.",
+    "constraint_too_slow": "The schema or grammar takes too much work for a token; send a simpler "
+    "one. The tokens that were generated until then are billed.",
+}
+"""Words of the faults by an engine's cause."""
+_PLACES = {
+    "adapter_incompatible": "model",
+    "adapter_too_large": "model",
+    "request_too_long": "prompt",
+    "adapter_not_invoked": "prompt",
+    "constraint_too_slow": "shape",
+}
+"""Places of the faults that are the request's; by the others, a tenant's stored data is damaged."""
 
 
 # ---- Idempotency-Key, see server.inference.idempotency ----

@@ -23,25 +23,11 @@ def failure_of(ticket: Ticket, output: RequestOutput) -> Fault | None:
     match output.stop_cause:
         case "adapter_loading":
             return errors.adapter_loading(output.retry_after_s)
-        case "adapter_missing":
-            return errors.adapter_missing()
-        case "adapter_corrupt":
-            return errors.adapter_corrupt()
-        case "adapter_incompatible":
-            return errors.adapter_incompatible()
-        case "adapter_too_large":
-            return errors.adapter_too_large()
-        case "request_too_long":
-            return errors.request_too_long(param=ticket.request.prompt_param)
-        case "adapter_not_invoked":
-            return errors.adapter_not_invoked(param=ticket.request.prompt_param)
-        case "constraint_too_slow":
-            return errors.constraint_too_slow(param=ticket.request.shape_param)
         case "gateway_lost":
             return errors.engine_unavailable()
         case "engine_failure" if output.error == NOT_METERED:
             return errors.metering_unavailable()
-    return Failed()
+    return errors.failed(output.stop_cause or "", prompt=prompt_param, shape=shape_param)
 
 
 def refusal_of(refused: RequestRefused | EngineAwayError | Suspected) -> Fault:

@@ -70,10 +70,10 @@ def check_models(strategy: Strategy, models: Sequence[RouteModel]) -> None:
         for option in _OPTION.values():
             path, value = f"models.{place}.{option}", getattr(model, option)
             if value is not None and option != _OPTION[strategy]:
-                raise Invalid(f"{path}: a route of {strategy} has no {option}.", param=path)
+                raise Invalid.at(path, f"a route of {strategy} has no {option}")
         path, is_last = f"models.{place}.{_OPTION[strategy]}", place == len(models) - 1
         if strategy == "weights" and model.weight is None:
-            raise Invalid(f"{path}: every model of a route of weights needs one.", param=path)
+            raise Invalid.at(path, "every model of a route of weights needs one")
         if strategy == "cascade" and is_last != (model.min_mean_logprob is None):
             raise Invalid(
                 f"{path}: every model of a cascade but the last needs one, and the last, whose "

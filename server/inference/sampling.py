@@ -31,7 +31,7 @@ def _budget(max_tokens: int | None, text: Text, *, is_begun: bool) -> ReasoningB
         return None
     if (reasoning := text.dialect.template.reasoning) is None:
         param = "thinking_token_budget"
-        raise Invalid(f"{param}: this model writes no reasoning; leave it out.", param=param)
+        raise Invalid.at(param, "this model writes no reasoning; leave it out")
     ids = text.dialect.token_ids
     closing = text.tokenizer.encode(reasoning.closes[0], add_special_tokens=False)
     marks = {

@@ -81,7 +81,7 @@ def checked_schema(asked: Any, param: str) -> JsonObject:
     schema = normalised(asked, param)
     if flaw := _flaw_of_schema(schema):
         path = path_of(param, find_fault(schema, flaw, _flaw_of_schema))
-        raise Invalid(f"{path}: {words_for(flaw)}.", param=path)
+        raise Invalid.at(path, words_for(flaw))
     return _with_options(schema)
 
 

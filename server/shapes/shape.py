@@ -36,7 +36,7 @@ class Shape:
         return hashlib.sha256(f"{self.kind} {self.whitespace} {self.text}".encode()).digest()
 
     def fault(self, why: str) -> Invalid:
-        return Invalid(f"{self.param}: {why}.", param=self.param)
+        return Invalid.at(self.param, why)
 
 
 def is_whitespace(pattern: str) -> bool:

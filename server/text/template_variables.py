@@ -35,14 +35,14 @@ def check_variables(variables: Sequence[TemplateVariable]) -> None:
     seen: dict[str, TemplateVariable] = {}
     for each in variables:
         if each.name in _SET_BY_SERVER or each.name.endswith("_token"):
-            raise _fault(each, "the server sets this variable itself; leave it out")
+            raise Invalid.at(each.param, "the server sets this variable itself; leave it out")
         other = seen.setdefault(each.name, each)
         if other.value != each.value:
-            raise _fault(each, f"{other.param} has another value; send one only")
+            raise Invalid.at(each.param, f"{other.param} has another value; send one only")
         if any(abs(number) > _MAX_NUMBER for number in _numbers(each.value)):
-            raise _fault(each, f"numbers may be {_MAX_NUMBER} at most")
+            raise Invalid.at(each.param, f"numbers may be {_MAX_NUMBER} at most")
     if variables and size_bytes(variables) > MAX_BYTES:
-        raise _fault(variables[0], f"variables may have {MAX_BYTES} bytes in all at most")
+        raise Invalid.at(variables[0].param, f"variables may have {MAX_BYTES} bytes in all at most")
 
 
 def size_bytes(variables: Sequence[TemplateVariable]) -> int:
@@ -66,7 +66,7 @@ def granted(
             value = value != "none" if name != _EFFORT else value
         if name in names:
             if given.setdefault(name, value) != value:
-                raise _fault(each, f"{name} asks for the opposite; send one only")
+                raise Invalid.at(each.param, f"{name} asks for the opposite; send one only")
         elif reasons or not _is_off(each):
             known = f"; it reads {', '.join(sorted(names))}" if names else " or any other"
             raise Invalid(
@@ -88,7 +88,3 @@ def _numbers(value: Any) -> list[float]:
     if isinstance(value, list):
         return [number for each in value for number in _numbers(each)]
     return [value] if isinstance(value, int | float) else []
-
-
-def _fault(variable: TemplateVariable, why: str) -> Invalid:
-    return Invalid(f"{variable.param}: {why}.", param=variable.param)

@@ -246,7 +246,7 @@ def _schemas(tools: Sequence[Tool]) -> tuple[list[JsonObject], list[str]]:
     schemas, not_enforced = [], []
     for tool in tools:
         if time.thread_time() > began + _MOST_COMPILE_S:
-            raise Invalid(f"{tool.param}: these tools take too long to compile.", param=tool.param)
+            raise Invalid.at(tool.param, "these tools take too long to compile")
         schema, left_out = _arguments(tool, began + _MOST_SEARCH_S)
         schemas.append(schema)
         not_enforced += left_out

@@ -33,7 +33,7 @@ def named(name: str, param: str) -> ResponseTemplate:
     """The built-in format of this name. Raises Invalid."""
     if name not in BUILT_IN:
         names = ", ".join(sorted(BUILT_IN))
-        raise Invalid(f"{param}: the formats are {names}; or send a description.", param=param)
+        raise Invalid.at(param, f"the formats are {names}; or send a description")
     return BUILT_IN[name]
 
 
@@ -64,4 +64,4 @@ def _prove(template: ResponseTemplate, param: str) -> None:
     use = ToolUse(_TOOLS, "auto", tuple(tool.name for tool in _TOOLS))
     grammar = AnswerForm(template, use, None, {}).compiled().text
     if not accepts(grammar, text):
-        raise Invalid(f"{param}: the answer {text!r} cannot be enforced.", param=param)
+        raise Invalid.at(param, f"the answer {text!r} cannot be enforced")

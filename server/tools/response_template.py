@@ -100,10 +100,10 @@ PLAIN = ResponseTemplate((), None, None)
 def read_template(spec: Any, param: str = "response_template") -> ResponseTemplate:
     """The template that a description gives. Raises Invalid with the path at fault."""
     if len(json.dumps(spec)) > MAX_BYTES:
-        raise _fault(param, f"it may have {MAX_BYTES} bytes at most")
+        raise Invalid.at(param, f"it may have {MAX_BYTES} bytes at most")
     _check_keys(spec, param, {"version", "defaults", "fields", "start_anchor"})
     if spec.get("version", 1) != 1:
-        raise _fault(f"{param}.version", "only version 1 is served")
+        raise Invalid.at(f"{param}.version", "only version 1 is served")
     fields = spec.get("fields")
     known = {"content", "tool_calls", *_REASONING}
     _check_keys(fields, f"{param}.fields", known)
@@ -112,11 +112,11 @@ def read_template(spec: Any, param: str = "response_template") -> ResponseTempla
         _check_keys(fields["content"], f"{param}.fields.content", {"close", "content", "optional"})
     reasoning = [name for name in _REASONING if name in fields]
     if len(reasoning) > 1:
-        raise _fault(f"{param}.fields.{reasoning[1]}", f"{reasoning[0]} is another name for it")
+        raise Invalid.at(f"{param}.fields.{reasoning[1]}", f"{reasoning[0]} is another name for it")
     path = f"{param}.fields."
     calls = _calls(fields["tool_calls"], f"{path}tool_calls") if "tool_calls" in fields else None
     if reasoning and calls and calls.is_unopened:
-        raise _fault(f"{path}{reasoning[0]}", "calls behind it need a mark that opens them")
+        raise Invalid.at(f"{path}{reasoning[0]}", "calls behind it need a mark that opens them")
     return ResponseTemplate(
         anchors=_marks(spec, "start_anchor", param),
         reasoning=_region(fields[reasoning[0]], path + reasoning[0]) if reasoning else None,
@@ -127,7 +127,7 @@ def read_template(spec: Any, param: str = "response_template") -> ResponseTempla
 def _region(field: Any, path: str) -> Region:
     _check_keys(field, path, {"open", "close", "content", "repeats", "join", "optional"})
     if field.get("content", "text") != "text":
-        raise _fault(f"{path}.content", "reasoning is served as text only")
+        raise Invalid.at(f"{path}.content", "reasoning is served as text only")
     return Region(_marks(field, "open", path), _marks(field, "close", path))
 
 
@@ -135,7 +135,7 @@ def _calls(field: Any, path: str) -> CallRegion:
     known = {"open", "open_pattern", "close", "content", "repeats", "optional"}
     _check_keys(field, path, known | {"transform", "transform_each"})
     if field.get("content") != "json":
-        raise _fault(f"{path}.content", "tool calls are served as json only")
+        raise Invalid.at(f"{path}.content", "tool calls are served as json only")
     closes = _marks(field, "close", path) if "close" in field else ()
     form = _function(field, path)
     form |= {
@@ -155,7 +155,7 @@ def _calls(field: Any, path: str) -> CallRegion:
         region = CallRegion((_unescaped(before),) if before else (), (), **form)
         if _unescaped(begin) == region.beginning:
             return region
-    raise _fault(
+    raise Invalid.at(
         f"{path}.open_pattern",
         r'it must be MARK(?P<name>\w+)MARK or \A(?=\{"name": "), with literal marks; or use open',
     )
@@ -178,7 +178,7 @@ def _function(field: JsonObject, path: str) -> dict[str, Any]:
     for member, value in members.items():
         found = re.fullmatch(r"\{" + re.escape(prefix) + r"(\w{1,64})\}", str(value))
         if not found:
-            raise _fault(path, f"it must name a member for each value, as in {{{prefix}name}}")
+            raise Invalid.at(path, f"it must name a member for each value, as in {{{prefix}name}}")
         members[member] = found[1]
     return members
 
@@ -187,11 +187,13 @@ def _marks(holder: Mapping[str, Any], key: str, path: str) -> tuple[str, ...]:
     given = holder.get(key)
     marks = [given] if isinstance(given, str) else given
     if not isinstance(marks, list) or not 0 < len(marks) <= _MAX_MARKS:
-        raise _fault(f"{path}.{key}", f"it must be a text, or a list of 1 to {_MAX_MARKS} texts")
+        raise Invalid.at(
+            f"{path}.{key}", f"it must be a text, or a list of 1 to {_MAX_MARKS} texts"
+        )
     for mark in marks:
         is_text = isinstance(mark, str) and mark.strip() and mark.replace("\n", "").isprintable()
         if not is_text or len(mark) > _MAX_MARK_CHARACTERS:
-            raise _fault(
+            raise Invalid.at(
                 f"{path}.{key}",
                 f"a mark has 1 to {_MAX_MARK_CHARACTERS} printable characters, not all blank",
             )
@@ -200,15 +202,11 @@ def _marks(holder: Mapping[str, Any], key: str, path: str) -> tuple[str, ...]:
 
 def _check_keys(value: Any, path: str, known: set[str]) -> None:
     if not isinstance(value, dict):
-        raise _fault(path, "it must be an object")
+        raise Invalid.at(path, "it must be an object")
     for key in value:
         if key not in known:
-            raise _fault(f"{path}.{key[:64]}", "it is not served; leave it out")
+            raise Invalid.at(f"{path}.{key[:64]}", "it is not served; leave it out")
 
 
 def _unescaped(literal: str) -> str:
     return re.sub(r"\\(.)", r"\1", literal)
-
-
-def _fault(path: str, why: str) -> Invalid:
-    return Invalid(f"{path}: {why}.", param=path)

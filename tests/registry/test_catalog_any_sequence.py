@@ -83,7 +83,7 @@ class Both:
 
     @contextmanager
     def expecting(self, error, place):
-        """A transaction on the adapter `place`, which must raise a fault of the code `error`."""
+        """A transaction on the adapter `place` that must raise a fault of the code `error`."""
         self.place = place
         if error is None:
             with self.engine.begin() as conn:

@@ -5,10 +5,10 @@ import contextlib
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from registry.upload_parts import Pending
 
 from registry.errors import NoRoom
 from registry.free_space import FreeSpace
+from registry.upload_parts import Pending
 from registry.work_dir import WorkDir
 from server.adapters.spool import MAX_PARTS, Spool
 from server.faults import Unavailable

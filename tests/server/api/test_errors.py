@@ -44,7 +44,7 @@ def make(cls):
         (errors.unsupported_parameter("tools"), 400, "invalid_request_error",
          "unsupported_parameter"),
         (make(ProofFailed), 500, "server_error", "proof_failed"),
-        (of_inference.adapter_missing(), 502, "server_error", "adapter_missing"),
+        (of_inference.failed("adapter_missing"), 502, "server_error", "adapter_missing"),
         (NoRoom(), 507, "insufficient_storage", "no_room"),
     ],
 )  # fmt: skip
@@ -92,7 +92,7 @@ def test_a_loading_adapter_is_asked_for_again_when_the_engine_says(engine_says, 
 
 
 def test_what_will_not_change_is_not_asked_for_again():
-    for fault in (of_inference.adapter_corrupt(), make(ProofFailed)):
+    for fault in (of_inference.failed("adapter_corrupt"), make(ProofFailed)):
         assert answer_of(fault).headers == {"x-should-retry": "false"}
 
 

@@ -13,9 +13,9 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from registry.errors import Fault
 from server.api import errors
 from server.api.connections import Connections
-from server.api.errors import ApiError
 from server.api.http_protocol import Deadline, HttpLimits, protocol
 from tests.server.jumping_loop import run_jumping
 
@@ -186,8 +186,8 @@ def test_bytes_one_by_one_do_not_extend_a_heads_time() -> None:
 def test_a_deadline_that_was_lifted_or_set_anew_refuses_nobody() -> None:
     error = errors.head_timeout()
 
-    async def run() -> list[ApiError]:
-        refused: list[ApiError] = []
+    async def run() -> list[Fault]:
+        refused: list[Fault] = []
         deadline = Deadline(asyncio.get_running_loop())
         for in_s in (1, 3):
             deadline.set(in_s, refused.append, error)

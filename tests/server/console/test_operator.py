@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from registry.adapter_rows import object_key
 
 from engine.messages import PROOF_TENANT, Residency
+from registry.adapter_rows import object_key
 from registry.audit import record_audit
 from server.accounts.sessions import csrf_token
 from server.billing import ledger

@@ -83,7 +83,7 @@ def test_who_would_wait_longer_than_for_a_first_token_is_refused_at_once() -> No
     refused = world.refusal()
     assert refused is not None
     told = answer_of(refused)
-    assert (told.status, told.type) == (503, "overloaded_error")
+    assert (told.status, told.error["type"]) == (503, "overloaded_error")
     assert answer_of(refused).headers["retry-after"] == "1"
 
 
