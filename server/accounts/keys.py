@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from registry.adapter_rows import lock_tenant
 from registry.audit import in_words, record_audit
+from registry.errors import Conflict, Forbidden, Invalid, NotFound, QuotaExceeded
 from server.accounts import auth
 from server.accounts.auth import ADMIN, SCOPES, Identity
 from server.accounts.lineage import (
@@ -25,7 +26,6 @@ from server.accounts.lineage import (
     parse_scopes,
 )
 from server.accounts.tables import api_keys
-from server.faults import Conflict, Forbidden, Invalid, NotFound, QuotaExceeded
 from server.limits.amounts import LIMITS
 
 # The scope `admin` makes its holder the tenant's admin, so a key gets it only when asked for.

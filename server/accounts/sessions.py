@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
-from registry.errors import InvalidApiKey
+from registry.errors import InvalidApiKey, Limited
 from registry.tables import audit_log
 from server.accounts import auth
 from server.accounts.admin_key import AdminKey
@@ -26,7 +26,6 @@ from server.accounts.tables import api_keys, console_sessions
 from server.database import clock
 from server.database.database import Database
 from server.database.expiring_cache import ExpiringCache
-from server.faults import Limited
 
 LIFETIME_S = 12 * 3600
 MAX_SESSIONS = 20

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from registry.audit import in_words, record_audit
+from registry.errors import Conflict, Invalid, NotFound
 from registry.events import record_event
 from server.accounts.tables import tenants
 from server.database.upsert import upsert
-from server.faults import Conflict, Invalid, NotFound
 
 # A tenant's name is the owner in `owner/name`, so it has the alphabet of an adapter's name.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

@@ -1,6 +1,6 @@
 """The error for uploads that have to wait because the gateway is busy."""
 
-from server.faults import Unavailable
+from registry.errors import Unavailable
 
 
 def uploads_busy(message: str) -> Unavailable:

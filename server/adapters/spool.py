@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry.errors import NoRoom
+from registry.errors import Fault, NoRoom
 from registry.free_space import SMALL_SHARE
 from registry.upload_parts import Pending
 from registry.work_dir import WorkDir
 from server.adapters.errors import uploads_busy
-from server.faults import Fault
 from server.limits.inflow import Arrival, Inflow
 
 MAX_PARTS = 16

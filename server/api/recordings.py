@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
 
+from registry.errors import Failed, Fault, Limited, Overloaded, QuotaExceeded, Unavailable
 from server.api.errors import answer_of
 from server.billing.failures import Failures
 from server.database.database import LedgerUnavailable
-from server.faults import Failed, Fault, Limited, Overloaded, QuotaExceeded, Unavailable
 from server.inference.errors import IdempotencyKeyInUse, IdempotencyKeyMismatch, draining
 from server.inference.idempotency import MAX_STORED_BYTES, Claim, IdempotencyKeys, StoredAnswer
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from engine.delivery import Take
 from engine.messages import RequestOutput
+from registry.errors import Fault
 from server.api import answers
 from server.api.answer_events import AnswerEvents
 from server.api.answers import Answer, Choice, Part, ShownPrompt
@@ -13,7 +14,6 @@ from server.api.errors import answer_of
 from server.api.logprobs import PromptLogprobs
 from server.api.openai import ChatRequest, CompletionRequest
 from server.api.padding import Padding
-from server.faults import Fault
 from server.inference.generation import Generation, cost_nanousd
 from server.inference.output_stream import OutputStream
 from server.inference.ticket import Ticket

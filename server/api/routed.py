@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 
 from engine.delivery import Take
 from engine.messages import RequestOutput
-from registry.errors import StorageError
+from registry.errors import Fault, StorageError
 from server import logs
 from server.accounts.auth import Identity
 from server.api.rendering import Asked
 from server.billing.failures import Failures
 from server.database.database import DatabaseError
-from server.faults import Fault
 from server.inference.admission import Admission
 from server.inference.attempts import Outcome, attempt_id, least_mean_logprob, outcome_of
 from server.inference.generation import Generation

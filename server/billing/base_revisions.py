@@ -9,10 +9,10 @@ from collections.abc import Collection
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from registry.errors import NotFound
 from registry.tables import adapter_versions
 from server.billing.tables import base_revisions
 from server.database.upsert import upsert
-from server.faults import NotFound
 
 
 def name_base(conn: Connection, base_revision: str, base_model: str) -> None:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
+from registry.errors import Conflict, Invalid, NotFound
 from server.billing import ledger
 from server.billing.entries import Draft, lock_ledger, post_entries
 from server.billing.rating import format_usd
@@ -16,7 +17,6 @@ from server.billing.receipts.receipt import UNDOING, Receipt, int_of, tenant_acc
 from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.receipts.signing import Signer
 from server.billing.tables import entries
-from server.faults import Conflict, Invalid, NotFound
 
 CreditKind = Literal["credit", "payment"]
 

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
+from registry.errors import Conflict
 from registry.tables import adapters
 from server.accounts.tables import tenants
 from server.billing.entries import lock_ledger
@@ -32,7 +33,6 @@ from server.billing.storage_charges import posted_until_ms
 from server.billing.tables import IS_OPEN, entries, holds, statements, tenant_accounts
 from server.database.clock import database_now_ms
 from server.database.database import Database
-from server.faults import Conflict
 from server.text.json_object import JsonObject
 from server.text.times import rfc3339
 

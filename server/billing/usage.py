@@ -13,6 +13,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
+from registry.errors import Invalid
 from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.receipts.rows import SIGNED_AMOUNT, is_tenants
 from server.billing.tables import (
@@ -25,7 +26,6 @@ from server.billing.tables import (
     usage_events,
     usage_rollups,
 )
-from server.faults import Invalid
 from server.text.json_object import JsonObject
 
 Dimension = Literal["tenant", "model", "key", "adapter_digest", "kind", "day", "hour", "minute"]

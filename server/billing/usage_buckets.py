@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from registry.errors import Invalid
 from server.billing.usage import Dimension, UsageSum
-from server.faults import Invalid
 
 Width = Literal["1m", "1h", "1d"]
 LineItem = Literal[

@@ -63,11 +63,11 @@ def acknowledge(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Accept a finding of an audit made now, and book its difference by a signed entry."""
+    from registry.errors import Fault
     from server.billing.audit.acknowledgements import acknowledge
     from server.billing.audit.run import audit as run_audit
     from server.billing.receipts.signing import Signer
     from server.database.clock import now_ms
-    from server.faults import Fault
     from server.launch.local_pool import engine_folders
     from server.launch.secrets import SecretError, Secrets
 

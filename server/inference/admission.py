@@ -20,6 +20,7 @@ from sqlalchemy import Connection
 
 from engine.errors import EngineDeadError
 from registry.catalog import Catalog
+from registry.errors import Limited, Overloaded, QuotaExceeded, Unavailable
 from server import logs
 from server.accounts.auth import Identity
 from server.adapters.names import resolve_adapter
@@ -30,7 +31,6 @@ from server.billing.prices import Price, price_for
 from server.billing.rating import amount_nanousd
 from server.database.clock import now_ms
 from server.database.database import Database, LedgerUnavailable
-from server.faults import Limited, Overloaded, QuotaExceeded, Unavailable
 from server.inference import errors, prompts
 from server.inference.bases import Bases
 from server.inference.drain import Drain

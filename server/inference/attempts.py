@@ -9,7 +9,7 @@ from enum import StrEnum
 from math import fsum
 
 from engine.messages import RequestOutput
-from server.faults import Damaged, Failed, Invalid, NotFound, Overloaded, TimedOut, Unavailable
+from registry.errors import Damaged, Failed, Invalid, NotFound, Overloaded, TimedOut, Unavailable
 from server.inference.route import MAX_MODELS
 from server.limits.rules import RateLimited
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from registry.errors import Conflict, NotFound
 from server.database.database import DatabaseError
-from server.faults import Conflict, NotFound
 from server.inference.bases import Bases
 from server.inference.served_base import ServedBase
 from server.pool.control_files import BaseEntry, ModelChanges, bases_file, changes_file

@@ -6,8 +6,7 @@ grammar cut off an answer that had begun.
 
 from collections.abc import Sequence
 
-from server.billing.budgets import BudgetExhausted
-from server.faults import (
+from registry.errors import (
     Conflict,
     Damaged,
     Failed,
@@ -19,6 +18,7 @@ from server.faults import (
     TimedOut,
     Unavailable,
 )
+from server.billing.budgets import BudgetExhausted
 
 _ADAPTER_RETRY_S = 5.0
 _MAX_SHOWN_IDS = 8

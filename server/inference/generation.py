@@ -15,13 +15,13 @@ from sqlalchemy.engine import Connection
 from engine.delivery import Take
 from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate, RequestRefused
 from engine.messages import RequestOutput
+from registry.errors import Fault
 from server import logs
 from server.billing.failures import Failures
 from server.billing.holds import move_hold, void_refused
 from server.billing.rating import rated_amounts
 from server.database.clock import now_ms
 from server.database.database import Database
-from server.faults import Fault
 from server.inference import errors, outcomes
 from server.inference.output_stream import OutputStream
 from server.inference.progress import Progress

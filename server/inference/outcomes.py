@@ -2,7 +2,7 @@
 
 from engine.errors import EngineAwayError, RequestRefused
 from engine.messages import NOT_METERED, RequestOutput
-from server.faults import Failed, Fault
+from registry.errors import Failed, Fault
 from server.inference import errors
 from server.inference.ticket import Ticket
 from server.pool.suspects import Suspected
@@ -27,7 +27,11 @@ def failure_of(ticket: Ticket, output: RequestOutput) -> Fault | None:
             return errors.engine_unavailable()
         case "engine_failure" if output.error == NOT_METERED:
             return errors.metering_unavailable()
-    return errors.failed(output.stop_cause or "", prompt=prompt_param, shape=shape_param)
+    return errors.failed(
+        output.stop_cause or "",
+        prompt=ticket.request.prompt_param,
+        shape=ticket.request.shape_param,
+    )
 
 
 def refusal_of(refused: RequestRefused | EngineAwayError | Suspected) -> Fault:

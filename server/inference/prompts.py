@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.inference.encoders import Encoders
 from server.inference.errors import context_length_exceeded, empty_prompt, unknown_token_ids
 from server.inference.generation_request import Chat, GenerationRequest

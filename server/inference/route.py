@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from registry.alias_rows import BUCKETS, bucket_of
-from server.faults import Invalid
+from registry.errors import Invalid
 
 Strategy = Literal["fallback", "weights", "cascade"]
 

@@ -11,12 +11,12 @@ from sqlalchemy.engine import Connection, Row
 
 from registry.adapter_rows import lock_tenant
 from registry.audit import record_audit
+from registry.errors import Conflict, Invalid, NotFound, QuotaExceeded
 from registry.names import check_name, is_name
 from registry.tables import adapters
 from registry.upload_rows import unfinished_uploads
 from server.database.database import Database
 from server.database.expiring_cache import ExpiringCache
-from server.faults import Conflict, Invalid, NotFound, QuotaExceeded
 from server.inference.route import Route, RouteModel, check_models
 from server.inference.tables import routes
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from engine.messages import ReasoningBudget, SamplingParams
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.inference.generation_request import GenerationRequest
 from server.inference.prompts import Prompts
 from server.inference.texts import Text

@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
-from server.faults import Conflict
+from registry.errors import Conflict
 from server.limits.amounts import Amounts
 from server.limits.rules import Limit
 from server.limits.tables import base_limits

@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 from pydantic_core import from_json
 
 from engine.grammar.limits import COMPILE_BUDGET_S, MAX_GRAMMAR_BYTES, parser_limits
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.shapes.pattern import BESIDE_FORMAT, rust_pattern
 from server.shapes.schema import DIGITS, LISTS, MAPS, MAX_LEVELS, SINGLE, normalised, path_of, relax
 from server.shapes.schema_fault import find_fault

@@ -13,7 +13,7 @@ from decimal import Context, Decimal
 from typing import Any
 from urllib.parse import quote, unquote
 
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.shapes.pattern import rust_pattern
 
 MAX_DEPTH = 32

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from server.faults import Invalid
+from registry.errors import Invalid
 
 WHITESPACE_PARAM = "structured_outputs.whitespace_pattern"
 _SPACE = r"(?:[ \t\n\r]|\\[ntr]|\\x(?:20|0[9adAD]))"

@@ -23,7 +23,7 @@ from typing import Any
 
 from registry.chat_template import MAX_PROMPT_CHARACTERS, ChatTemplate, TemplateError
 from registry.confinement import confine, isolated, kept_variables
-from server.faults import Unavailable
+from registry.errors import Unavailable
 from server.text.json_object import JsonObject
 
 _CPU_S = 1

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.faults import Invalid
+from registry.errors import Invalid
 
 MAX_BYTES = 64 << 10
 """All variables of a request together, as JSON."""

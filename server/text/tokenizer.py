@@ -19,8 +19,8 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from registry.chat_template import ChatTemplate, content, read_json
 from registry.chat_template import TemplateError as TemplateError
+from registry.errors import Invalid
 from registry.text_config import text_config
-from server.faults import Invalid
 from server.text.json_object import JsonObject
 from server.text.template_process import ConfinedTemplate, TemplateProcess
 from server.text.text_length import NFC_FACTOR, most_bytes_per_token

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.text.json_object import JsonObject
 from server.text.template_variables import TemplateVariable, granted
 from server.text.tokenizer import TemplateError, Tokenizer

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.grammar.limits import TOOLS
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.shapes.compiled import Grammar
 from server.shapes.grammar import checked_schema, compiled, enforceable_schema, flaw_of, words_for
 from server.shapes.schema import LISTS

@@ -2,7 +2,7 @@
 
 import json
 
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.shapes.grammar import accepts
 from server.text.json_object import JsonObject
 from server.tools.built_in import BUILT_IN

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.text.json_object import JsonObject
 
 MAX_BYTES = 8 << 10

@@ -3,7 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.webhooks.events import Event, Webhook, signed_headers
 from server.webhooks.urls import UrlRules, check_url, resolve
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import TYPE_CHECKING
 
-from server.faults import Invalid
+from registry.errors import Invalid
 
 # Gateways without webhooks need no HTTP client, whose import takes 0.1 s.
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.grammar.llguidance_matcher import LlguidanceGrammars
 from engine.weights import load_config
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.shapes.grammar import compiled
 from server.shapes.shape import Shape
 from server.text.vocabulary import read_vocabulary

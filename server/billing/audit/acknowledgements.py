@@ -8,13 +8,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
+from registry.errors import Conflict, NotFound
 from server.billing.audit.report import Report
 from server.billing.entries import Draft, lock_ledger, post_entries
 from server.billing.receipts.receipt import Receipt, tenant_account
 from server.billing.receipts.signing import Signer
 from server.billing.receipts.signing_keys import record_key
 from server.billing.tables import acknowledgements
-from server.faults import Conflict, NotFound
 
 BOOKS = "books"
 """Stands for a tenant's id in the entries that book differences."""

@@ -3,7 +3,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.errors import InvalidApiKey
+from registry.errors import Invalid, InvalidApiKey, NotFound
 from registry.tables import audit_log
 from server.accounts.auth import (
     digest,
@@ -23,7 +23,6 @@ from server.accounts.tenants import (
     suspend_tenant,
 )
 from server.billing.budgets import HAS_HARD_BUDGET
-from server.faults import Invalid, NotFound
 from tests.refusals import refused
 from tests.server.factories import NOW_MS, PEPPER, make_key, make_tenant
 

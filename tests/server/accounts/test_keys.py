@@ -5,6 +5,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from registry.errors import Conflict, Forbidden, Invalid, NotFound, QuotaExceeded
 from registry.tables import audit_log
 from server.accounts import keys
 from server.accounts.auth import (
@@ -23,7 +24,6 @@ from server.accounts.keys import (
 )
 from server.accounts.lineage import MAX_CHAIN
 from server.accounts.tables import api_keys
-from server.faults import Conflict, Forbidden, Invalid, NotFound, QuotaExceeded
 from server.limits.amounts import LIMITS
 from tests.refusals import refused
 from tests.server.factories import NOW_MS

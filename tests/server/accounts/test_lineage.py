@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from registry.errors import Forbidden
 from server.accounts.auth import SCOPES
 from server.accounts.lineage import MAX_CHAIN
-from server.faults import Forbidden
 from server.limits.amounts import LIMITS
 from server.limits.memory import MemoryLimiter
 from server.limits.rules import RateLimited

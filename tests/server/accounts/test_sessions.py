@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 import sqlalchemy as sa
 
-from registry.errors import InvalidApiKey
+from registry.errors import InvalidApiKey, Limited
 from registry.tables import audit_log
 from server.accounts.admin_key import AdminKey
 from server.accounts.auth import Identity
@@ -24,7 +24,6 @@ from server.accounts.tables import console_sessions
 from server.accounts.tenants import suspend_tenant
 from server.billing.budgets import HAS_HARD_BUDGET
 from server.database.database import Database
-from server.faults import Limited
 from tests.refusals import refused
 from tests.server.factories import NOW_MS, make_tenant
 

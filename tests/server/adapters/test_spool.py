@@ -6,12 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from registry.errors import NoRoom
+from registry.errors import NoRoom, Unavailable
 from registry.free_space import FreeSpace
 from registry.upload_parts import Pending
 from registry.work_dir import WorkDir
 from server.adapters.spool import MAX_PARTS, Spool
-from server.faults import Unavailable
 from tests.registry.fake_disk import FakeDisk
 
 TENANTS = st.sampled_from("abc")

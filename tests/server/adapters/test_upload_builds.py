@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
+from registry.errors import Fault
 from server.adapters.upload_builds import MAX_RUNNING, MAX_WAITING, UploadBuilds
 from server.api.errors import answer_of
-from server.faults import Fault
 
 
 class Checks:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import SamplingParams
+from registry.errors import Invalid
 from server.api.openai import ChatRequest, CompletionRequest, parse_request
-from server.faults import Invalid
 from server.inference.encoders import Encoders
 from server.inference.prompts import tokenize
 from server.inference.texts import Text

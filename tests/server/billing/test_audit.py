@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from engine.messages import PROOF_TENANT
 from engine.meter import TokenMeter
 from engine.records import ResidencyItem, ResidencyRecord
+from registry.errors import Conflict, Invalid, NotFound
 from registry.tables import audit_log
 from server.api.metrics import Metrics
 from server.billing import ledger
@@ -44,7 +45,6 @@ from server.billing.tables import (
 )
 from server.database.clock import now_ms
 from server.database.database import DEFAULT_FILE, Database
-from server.faults import Conflict, Invalid, NotFound
 from tests.server.audited_ledger import HOUR_MS, fill_ledger, make_ends, write_engine_dir
 from tests.server.bases import figures_only
 from tests.server.factories import (

@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
+from registry.errors import Fault
 from registry.tables import audit_log
 from server.api.errors import answer_of
 from server.billing import credits, holds, ledger
 from server.billing.budgets import read_sums
 from server.billing.tables import entries, tenant_accounts
-from server.faults import Fault
 from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold, make_price
 from tests.server.in_process import User
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import PROOF_TENANT
+from registry.errors import Conflict
 from server.accounts.tenants import set_details
 from server.billing import holds, ledger, statements
 from server.billing.audit.run import audit
@@ -27,7 +28,6 @@ from server.billing.storage_charges import ACCOUNTS
 from server.billing.storage_stretches import Stretch, post_stretches
 from server.billing.tables import entries, journal_positions, metadata, tenant_accounts
 from server.database.database import Database
-from server.faults import Conflict
 from tests.server.factories import (
     ENGINE,
     SIGNER,

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import PROOF_TENANT
+from registry.errors import Fault
 from server.api.errors import answer_of
 from server.api.times import parse_range
 from server.billing import ledger, usage
@@ -18,7 +19,6 @@ from server.billing.receipts.receipt import SPEND_KINDS, tenant_account
 from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.tables import entries, kept_events, tenant_accounts, usage_days, usage_rollups
 from server.billing.usage import HOUR_MS, WIDTH_MS, Selection, UsageSum, sum_entries
-from server.faults import Fault
 from server.text.times import rfc3339
 from tests.server.factories import (
     ENGINE,

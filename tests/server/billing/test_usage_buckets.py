@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from registry.errors import Fault
 from server.api.errors import answer_of
 from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.usage import UsageSum
 from server.billing.usage_buckets import ITEM_OF_KIND, WIDTH_S, Cost, costs_of, cut_page
-from server.faults import Fault
 
 DAY = 86_400
 MIDNIGHT = 1_769_990_400

@@ -6,9 +6,9 @@ import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
 
+from registry.errors import Failed, Invalid
 from server import logs
 from server.console.page_route import PageRoute
-from server.faults import Failed, Invalid
 
 
 def ask(fault: Exception) -> tuple[httpx.Response, dict[str, object]]:

@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from registry.audit import record_audit
+from registry.errors import Conflict
 from registry.tables import audit_log
 from server.accounts.tenants import create_tenant, list_tenants
 from server.database.database import (
@@ -19,7 +20,6 @@ from server.database.database import (
     LedgerUnavailable,
     UnsupportedDatabase,
 )
-from server.faults import Conflict
 from tests.server.factories import NOW_MS
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.messages import RequestOutput, TokenLogprobs
+from registry.errors import Failed, QuotaExceeded
 from registry.names import model_not_found
-from server.faults import Failed, QuotaExceeded
 from server.inference import errors
 from server.inference.attempts import (
     Outcome,

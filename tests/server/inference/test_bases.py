@@ -10,8 +10,8 @@ import pytest
 
 from engine.errors import EngineDeadError
 from registry.base_ref import BaseRef
+from registry.errors import Conflict, NotFound
 from server.database.database import LedgerUnavailable
-from server.faults import Conflict, NotFound
 from server.inference.base_follower import MAX_MODELS, BaseFollower
 from server.inference.bases import Bases
 from server.inference.served_base import ServedBase

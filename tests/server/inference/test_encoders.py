@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.faults import Overloaded
+from registry.errors import Overloaded
 from server.inference import encoders
 from server.inference.encoders import LARGE_BYTES, Encoders
 

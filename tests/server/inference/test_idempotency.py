@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from engine.delivery import Take
 from engine.errors import EngineDeadError
 from engine.messages import AddRequest, RequestOutput
+from registry.errors import Fault
 from server.accounts.keys import create_key
 from server.api import recordings
 from server.api.errors import answer_of
 from server.billing.tables import holds
 from server.database.database import Database, LedgerUnavailable
-from server.faults import Fault
 from server.inference import idempotency
 from server.inference.idempotency import (
     KEPT_MS,

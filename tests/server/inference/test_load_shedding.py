@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.messages import Priority
+from registry.errors import Fault
 from server.api.errors import answer_of
-from server.faults import Fault
 from server.inference.load_shedding import LoadShedder
 from server.pool.running import Running, RunningRequest
 from tests.server.factories import Clock

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.inference.route import Route, RouteModel, check_models
 
 A, B = RouteModel("a"), RouteModel("b")

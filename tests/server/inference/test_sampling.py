@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from engine.messages import ReasoningBudget, SamplingParams
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.inference.generation_request import GenerationRequest
 from server.inference.prompts import Prompts
 from server.inference.sampling import sampling_of

@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.grammar.limits import parser_limits
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.shapes.grammar import accepts, compiled, enforceable_schema
 from server.shapes.schema import MAX_DEPTH, MAX_LEFT_OUT, MAX_LEVELS
 from server.shapes.shape import MAX_BYTES, Shape, is_whitespace

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.shapes.grammar import enforceable_schema
 from tests.server.shapes.random_schemas import RandomSchemas
 from tests.server.shapes.test_grammar import accepts, make

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.shapes import schema
 from server.shapes.schema import normalised
 

@@ -9,7 +9,7 @@ from math import inf
 
 import pytest
 
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.shapes.grammar import enforceable_schema
 from tests import needs
 from tests.server.shapes.test_grammar import accepts, make

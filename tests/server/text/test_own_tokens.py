@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from registry.errors import Invalid
 from registry.own_tokenizer import TOKENIZER, TOKENIZER_FILES, BaseText, find_own
-from server.faults import Invalid
 from server.text.template_process import TemplateProcess
 from server.text.tokenizer import Detokenizer, Tokenizer
 from tests.tokenizer_families import FAMILIES, make_tokenizer

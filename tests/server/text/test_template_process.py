@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from registry.chat_template import ChatTemplate, TemplateError
-from server.faults import Unavailable
+from registry.errors import Unavailable
 from server.text import template_process
 from server.text.template_process import ConfinedTemplate, TemplateProcess
 

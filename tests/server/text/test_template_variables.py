@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.text.template_variables import TemplateVariable, granted
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.grammar.limits import parser_limits
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.shapes.shape import Shape
 from server.tools.built_in import BUILT_IN
 from server.tools.grammar import AnswerForm

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.tools.built_in import BUILT_IN, DESCRIPTIONS
 from server.tools.proof import checked_template, stored_template
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
-from server.faults import Invalid
+from registry.errors import Invalid
 from server.tools.built_in import DESCRIPTIONS
 from server.tools.response_template import MAX_BYTES, read_template
 

@@ -14,6 +14,7 @@ from typing import get_args
 import pytest
 import sqlalchemy as sa
 
+from registry.errors import Invalid
 from server.accounts.auth import ADMIN, INFERENCE
 from server.billing import budgets, ledger
 from server.billing.budget_watch import EXHAUSTED, REACHED, BudgetWatch
@@ -22,7 +23,6 @@ from server.billing.credits import post_credit
 from server.billing.holds import insert_hold
 from server.billing.months import end_of, month_of
 from server.database.clock import now_ms
-from server.faults import Invalid
 from server.inference.limit_refusals import LimitRefusals
 from server.limits.rules import Limit
 from server.webhooks import events
