@@ -20,7 +20,6 @@ from registry.names import (
     model_not_found,
     parse_model,
 )
-from registry.ref import AdapterRef
 
 
 class Directory:
@@ -30,12 +29,6 @@ class Directory:
         self.bases = bases
 
     def resolve(
-        self, conn: Connection, tenant_id: str, model: str, request_key: str = ""
-    ) -> AdapterRef:
-        """The reference of the version that `resolve_version` finds."""
-        return self.resolve_version(conn, tenant_id, model, request_key).ref
-
-    def resolve_version(
         self, conn: Connection, tenant_id: str, model: str, request_key: str = ""
     ) -> Version:
         """The version that `name`, `name@alias` or `name@3` means now.

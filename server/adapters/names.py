@@ -45,13 +45,13 @@ def resolve_adapter(
     """
     owner_name, slash, rest = model.partition("/")
     if not slash:
-        version = catalog.resolve_version(conn, identity.tenant_id, model, request_key)
+        version = catalog.resolve(conn, identity.tenant_id, model, request_key)
         owner, name = (identity.tenant_id, identity.tenant_name), parse_model(model).name
         return _named(*owner, name, version)
     try:
         name = parse_model(rest).name
         owner_id = _owner(conn, identity, owner_name, name)
-        version = catalog.resolve_version(conn, owner_id, rest, request_key)
+        version = catalog.resolve(conn, owner_id, rest, request_key)
     except NotFound:
         # The original message would tell the caller whether the adapter or only the version exists.
         raise model_not_found(model) from None

@@ -56,7 +56,7 @@ def test_a_name_that_is_uploaded_again_starts_without_its_old_aliases(
     with refused("not_deleted"):
         catalog.restore_adapter(connection, A, "pirate")
     assert catalog.restore_version(connection, A, "pirate", 2).ref == three[1].ref
-    assert catalog.resolve(connection, A, "pirate@2") == three[1].ref
+    assert catalog.resolve(connection, A, "pirate@2") == three[1]
 
 
 def test_a_version_that_an_alias_means_is_not_deleted(catalog, connection, three):

@@ -44,7 +44,7 @@ def test_the_same_object_is_the_next_version_once_it_is_proved(newer, connection
     assert proved.base_revision == "f" * 64
     assert proved.passport["canary"]["max_effect"] == 0.5
     with newer.begin() as conn:
-        assert newer.catalog.resolve(conn, A, "pirate@prod") == proved.ref
+        assert newer.catalog.resolve(conn, A, "pirate@prod") == proved
         [first] = newer.catalog.list_versions(conn, A, "pirate", before=2)
     assert first == version, "the old version is unchanged"
 

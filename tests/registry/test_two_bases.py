@@ -52,7 +52,7 @@ def test_the_configs_name_decides_between_equal_shapes(
         version = publish_upload(files, name=served.model_id[5:])
         assert version.base_revision == served.base_revision
         with database.begin() as conn:
-            assert uploads.catalog.resolve(conn, A, served.model_id[5:]) == version.ref
+            assert uploads.catalog.resolve(conn, A, served.model_id[5:]) == version
 
 
 def test_an_upload_of_unclear_base_fails_and_says_what_to_name(uploads, base, open_upload):
@@ -79,7 +79,7 @@ def test_the_same_files_for_two_bases_are_two_versions_of_one_name(
             name = served.model_id
             known = uploads.find_known(conn, files, base_model=name)
             assert known == version
-            assert uploads.catalog.resolve(conn, A, f"pirate@{version.version}") == version.ref
+            assert uploads.catalog.resolve(conn, A, f"pirate@{version.version}") == version
             again = uploads.open(files, conn, base_model=name, known=known)
             assert (again.state, again.version, again.base_model) == (
                 "complete", version.version, name,

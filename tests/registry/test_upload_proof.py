@@ -40,7 +40,7 @@ def test_an_adapter_that_passed_is_a_version_with_the_proof_in_its_passport(
 ):
     upload = uploads.finish(make_proving(alias="prod"), PASSED)
     version = uploads.version_of(upload)
-    assert catalog.resolve(connection, A, "pirate@prod") == version.ref
+    assert catalog.resolve(connection, A, "pirate@prod") == version
     assert upload.state == "complete"
     assert uploads.get(upload).built.passport == version.passport
     canary = version.passport["canary"]
@@ -72,7 +72,7 @@ def test_the_object_of_a_version_of_this_adapter_needs_no_second_proof(
     assert make_proving(seed=2).state == "proving"
     same = uploads.build(second)
     assert (same.state, same.version) == ("complete", version.version)
-    assert catalog.resolve(connection, A, "pirate@prod") == version.ref
+    assert catalog.resolve(connection, A, "pirate@prod") == version
 
 
 def test_an_object_that_is_gone_when_the_row_is_to_mean_it_leaves_the_upload_open(

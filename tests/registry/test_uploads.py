@@ -153,8 +153,8 @@ def test_files_of_a_live_version_need_no_bytes_and_latest_means_it(
     assert (upload.state, uploads.version_of(upload)) == ("complete", first)
     assert uploads.get(upload) == upload
     assert {f.received_bytes - f.size_bytes for f in upload.files.values()} == {0}
-    assert catalog.resolve(connection, A, "pirate") == first.ref
-    assert catalog.resolve(connection, A, "pirate@prod") == first.ref
+    assert catalog.resolve(connection, A, "pirate") == first
+    assert catalog.resolve(connection, A, "pirate@prod") == first
 
 
 @pytest.mark.parametrize("other", ["tenant", "name", "file", "base"])
@@ -181,7 +181,7 @@ def test_the_same_bytes_with_another_tokenizer_are_another_version(
         upload = uploads.open_known(each)
         assert (upload.state, uploads.version_of(upload)) == ("complete", version)
         with uploads.begin() as conn:
-            assert catalog.resolve_version(conn, A, "pirate", "") == version
+            assert catalog.resolve(conn, A, "pirate", "") == version
 
 
 def test_files_of_a_version_that_is_deleted_meanwhile_are_asked_for(uploads, base, publish_upload):
