@@ -54,20 +54,6 @@ def test_an_end_does_not_leave_for_a_file_that_was_deleted(tmp_path, is_made_aga
         run_until_idle(core)
 
 
-def test_a_lost_gateways_requests_are_counted_up_to_the_last_token_generated(tmp_path):
-    core = make_core(tmp_path)
-    core.handle("silent", make_message("r1", max_tokens=50))
-    core.handle("other", make_message("r2", max_tokens=50))
-    received = [o for _ in range(4) for _, m in core.step() for o in m.outputs]
-    core.abort_gateway("silent")
-    core.step()
-    (record,) = core.journal.read(0, 10).records
-    tokens = tokens_of([output for output in received if output.request_id == "r1"])
-    assert (record.request_id, record.finish_reason) == ("r1", "error")
-    assert (record.stop_cause, record.num_prompt_tokens) == ("gateway_lost", 9)
-    assert (record.num_completion_tokens, record.output_sha256) == (4, output_sha256(tokens))
-
-
 @given(integers(0, 400))
 @settings(max_examples=30, deadline=None)
 def test_a_write_cut_anywhere_loses_only_what_was_not_whole(tmp_path_factory, cut):

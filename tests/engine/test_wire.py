@@ -18,6 +18,7 @@ from hypothesis.strategies import (
     integers,
     lists,
     none,
+    one_of,
     sampled_from,
     text,
     tuples,
@@ -25,16 +26,11 @@ from hypothesis.strategies import (
 
 from engine import wire
 from engine.messages import (
-    FinishReason,
     ForgetDrafts,
     Heartbeat,
     Hello,
-    LoadTier,
     RequestOutput,
     StepOutputs,
-    StopCause,
-    Timings,
-    TokenLogprobs,
 )
 from engine.records import EndRecord, JournalRecords, ResidencyRecord
 from engine.wire import (
@@ -107,52 +103,31 @@ def test_what_has_no_form_on_the_wire_is_said_with_the_message():
             encode(0, Hello(gateway_id=value))
 
 
-COUNTS = integers(0, 2**32)
-SECONDS = none() | floats(allow_nan=False)
-LOGPROBS = none() | lists(
-    builds(
-        TokenLogprobs,
-        logprob=floats(allow_nan=False),
-        top=lists(tuples(COUNTS, floats(allow_nan=False)), max_size=2).map(tuple),
-    ),
-    max_size=3,
-).map(tuple)
-TIMINGS = builds(
-    Timings,
-    load_s=SECONDS,
-    load_tier=none() | sampled_from(get_args(LoadTier)),
-    queue_s=floats(allow_nan=False),
-    prefill_s=SECONDS,
-    decode_s=SECONDS,
-    fetch_s=SECONDS,
-)
-NEEDED = {"request_id": text(), "seq": COUNTS}
-OPTIONAL = {
-    "index": COUNTS,
-    "new_token_ids": lists(COUNTS, max_size=3).map(tuple),
-    "logprobs": LOGPROBS,
-    "prompt_logprobs": LOGPROBS,
-    "finish_reason": none() | sampled_from(get_args(FinishReason)),
-    "stop_cause": none() | sampled_from(get_args(StopCause)),
-    "error": none() | text(),
-    "num_prompt_tokens": COUNTS,
-    "num_cached_tokens": COUNTS,
-    "num_completion_tokens": COUNTS,
-    "num_accepted_tokens": COUNTS,
-    "num_rejected_tokens": COUNTS,
-    "num_stop_bytes": COUNTS,
-    "adapter_digest": none() | text(),
-    "retry_after_s": SECONDS,
-    "timings": none() | TIMINGS,
-    "is_last": booleans(),
-}
+PLAIN = {int: integers(0, 2**32), float: floats(allow_nan=False), bool: booleans(), str: text()}
 
 
-def test_the_strategy_of_outputs_knows_every_field():
-    assert {*NEEDED, *OPTIONAL} == set(RequestOutput._fields)
+def values(hint):
+    """The values of a field of this type."""
+    origin, of = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return one_of(none() if each is type(None) else values(each) for each in of)
+    if origin is Literal:
+        return sampled_from(of)
+    if origin is tuple:
+        is_list = of[1:] == (...,)
+        return lists(values(of[0]), max_size=2).map(tuple) if is_list else tuples(*map(values, of))
+    return PLAIN[hint] if hint in PLAIN else builds(hint, **fields_of(hint))
 
 
-@given(lists(fixed_dictionaries(NEEDED, optional=OPTIONAL), max_size=4))
+def fields_of(kind):
+    return {name: values(each) for name, each in get_type_hints(kind).items()}
+
+
+FIELDS = fields_of(RequestOutput)
+NEEDED = {name: FIELDS.pop(name) for name in ("request_id", "seq")}
+
+
+@given(lists(fixed_dictionaries(NEEDED, optional=FIELDS), max_size=4))
 def test_outputs_are_the_same_after_the_wire_with_any_fields_at_their_defaults(fields):
     message = StepOutputs(outputs=tuple(RequestOutput(**given) for given in fields))
     assert Numbering().decode(Numbering().encode(message)) == message
