@@ -51,14 +51,16 @@ a thread of its own on a GPU.
 """
 _RECONNECT_S = 0.05
 _MOST_UNHEARD_BEATS = 2
-"""Heartbeats after an engine's latest message in which it may still have read one. It sends figures
-as often, except in a step.
+"""How many heartbeats after its latest message a dead engine may still have read what was sent to
+it: it sends figures as often as that, except during a step.
 """
 _LATE_S = 10.0
 _FIRST_TOKEN_LATE_S = 5.0
 """Time that an engine has beyond the limit for a first token to end the request by itself."""
 _MOST_MISSED_BEATS = 2
-"""Heartbeats between two looks at an engine's silence; in a longer gap this process stood still."""
+"""Most heartbeats of silence that count between two looks, which are further apart only if this
+process stood still itself.
+"""
 _SLICE = 64
 """Outputs that are handed over in one turn of the event loop: 1 to 2 ms of work."""
 _BURST = 8

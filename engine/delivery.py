@@ -64,6 +64,6 @@ class Delivery:
             self.ended.set_exception(error)
 
     def fail_unless_begun(self) -> None:
-        """The time for the first token is over."""
+        """Fail the request if it has no token yet, as the time for the first one is over."""
         if not self._has_begun:
             self.fail(FirstTokenLate("no token came in time"))

@@ -19,7 +19,7 @@ class EngineAwayError(EngineDeadError):
 
 
 class EngineProves(EngineAwayError):
-    """The engine proves an adapter alone, under which another engine ended."""
+    """The engine does nothing but prove an adapter, since another engine ended while proving it."""
 
 
 class EngineDied(EngineDeadError):

@@ -56,7 +56,7 @@ _MAX_ITEMS = 64
 
 
 class JournalFull(Exception):
-    """The step could not be written. ends: of every open request; these records are on disk."""
+    """A step could not be written, so all open requests ended. ends: their records, on disk."""
 
     def __init__(self, ends: Sequence[EndRecord]) -> None:
         self.ends = ends
@@ -68,8 +68,9 @@ class Journal:
 
     clock: Unix seconds.   max_open: most requests open at once; the reserve holds their ends.
     is_full: whether the reserve is missing, so that nothing may be accepted; `make_room` tries to
-    get it.   damaged: whether a segment with a damaged line is set aside, without that line, or
-    opening fails with SegmentDamaged. The totals count ends of such lines, so the audit finds them.
+    get it.   damaged: what becomes of a segment with a damaged line. "set_aside" keeps the file for
+    a person, and uses its other lines; "stop" raises SegmentDamaged. The totals in later records
+    count the ends that were in damaged lines, so the audit finds them missing.
     Unsettled records are kept in memory until the settler has posted them.
     """
 
@@ -164,7 +165,7 @@ class Journal:
             raise JournalFull(self._fail_open()) from full
 
     def _write_step(self, result: StepResult) -> None:
-        """Write a step's records. Raises DiskFull; those written by then are whole and applied."""
+        """Write a step's records. Raises DiskFull; those that were written before that stay."""
         records: list[Record] = [*self._accepted.values(), *self._residencies]
         if result.progress:
             requests = tuple(result.progress)
@@ -260,7 +261,10 @@ class Journal:
 def _read_segments(
     files: JournalFiles, state: JournalState, damaged: Literal["set_aside", "stop"]
 ) -> None:
-    """Apply an earlier run's records to `state`, and take over its files. Raises JournalCorrupt."""
+    """Apply an earlier run's records to `state`, and take over its files.
+
+    A damaged segment is dealt with as Journal says. Raises JournalCorrupt.
+    """
     damage = None
     for path in segment_paths(files.directory):
         data, before = path.read_bytes(), state.now.seq

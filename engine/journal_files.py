@@ -139,7 +139,7 @@ class JournalFiles:
             os.close(self._file)
 
     def _use(self, path: Path, file: int, size_bytes: int, last_before: int) -> None:
-        """Make this segment the newest; one of the same name had no records, and was replaced."""
+        """Make this segment the newest. One of its name had only a checkpoint, and was replaced."""
         if self._path not in (None, path):
             self._older.append((last_before, self._path))
         self.close()

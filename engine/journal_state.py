@@ -97,7 +97,7 @@ class JournalState:
             if is_new or isinstance(record, EndRecord | ResidencyRecord):
                 self._note(record)
         if self.position:
-            # Numbers that may have been given, at most one for each byte, are not given again.
+            # Damaged lines may have had numbers, at most one for each byte: none is given again.
             self.position = self.position._replace(seq=self.position.seq + size_bytes)
         self.has_gap = True
         return num_lost

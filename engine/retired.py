@@ -35,9 +35,9 @@ _READING_S = 600.0
 class RetiredCore(Core):
     """A journal without an engine; see engine.process.Core.
 
-    holds_end_s: seconds until every hold on this engine has expired and can be voided. A gateway
-    that died between its hold and its request left a hold that can only be voided once it has
-    expired, by a later reading of the whole journal.
+    holds_end_s: seconds until gateways have voided every expired hold on this engine. A gateway
+    that died between its hold and its request left a hold of which no journal says anything: it is
+    voided when it has expired and a gateway has read the whole journal after that.
     """
 
     num_steps = 0
@@ -111,8 +111,8 @@ def main() -> None:
             engine_id=engine_id,
             epoch=epoch,
             base_revision=config.base_revision,
-            # 0: the length depended on the engine's memory. Seats are divided by, until a gateway
-            # has heard that this engine takes nothing.
+            # An unset length depended on the engine's memory, which is gone. Gateways divide by
+            # the number of sequences until they have heard that this engine takes nothing.
             max_model_len=config.max_model_len or 0,
             max_num_seqs=config.max_num_seqs or 1,
             device="none",
