@@ -98,13 +98,19 @@ class DiskCache:
     # ---- for Room ----
 
     @contextlib.contextmanager
-    def write(self, size_bytes: int) -> Iterator[None]:
-        """Hold room on the disk for bytes that the block writes, evicting files to make room.
+    def take(self, size_bytes: int) -> Iterator[None]:
+        """Count bytes as reserved, and hold room on the disk while the block writes them; files are
+        evicted to make room.
 
-        Raises AdapterError: the rest of the disk is for others.
+        Raises AdapterError: the quota is full of downloads, or the rest of the disk is for others.
         """
         with contextlib.ExitStack() as held:
             with self._counting:
+                if self._reserved_bytes + size_bytes > self.quota_bytes:
+                    raise AdapterError(
+                        "unavailable", "the disk cache is full of downloads under way"
+                    )
+                self._evict_down_to(self.quota_bytes - size_bytes)
                 missing_bytes = size_bytes - self._space.left_bytes(self.root)
                 if 0 < missing_bytes <= self._kept_bytes:
                     self._evict_down_to(self.used_bytes - missing_bytes)
@@ -112,15 +118,8 @@ class DiskCache:
                     held.enter_context(self._space.promise((self.root, size_bytes)))
                 except NoRoom:
                     raise AdapterError("unavailable", "the disk is full") from None
+                self._reserved_bytes += size_bytes
             yield
-
-    def take(self, size_bytes: int) -> None:
-        """Count bytes as reserved, evicting files to make room. Raises AdapterError."""
-        with self._counting:
-            if self._reserved_bytes + size_bytes > self.quota_bytes:
-                raise AdapterError("unavailable", "the disk cache is full of downloads under way")
-            self._evict_down_to(self.quota_bytes - size_bytes)
-            self._reserved_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
         with self._counting:
@@ -190,12 +189,12 @@ class Room:
             raise AdapterError(
                 "too_large", f"it does not fit the disk cache of {self.cache.quota_bytes} bytes"
             )
-        self.cache.take(size_bytes)
-        self.size_bytes += size_bytes
         path = self.cache.root / f"{uuid.uuid4().hex}{_DRAFT}"
-        self._drafts.append(path)
-        with self.cache.write(size_bytes), path.open("xb") as file:
-            os.posix_fallocate(file.fileno(), 0, size_bytes)
+        with self.cache.take(size_bytes):
+            self.size_bytes += size_bytes
+            self._drafts.append(path)
+            with path.open("xb") as file:
+                os.posix_fallocate(file.fileno(), 0, size_bytes)
         return path
 
     def keep(self, path: Path) -> None:

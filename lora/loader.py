@@ -9,7 +9,6 @@ import os
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,17 +119,14 @@ class ThreadLoader:
     # ---- adapter-loader ----
 
     def _run(self) -> None:
-        placings: deque[_Placing] = deque()
-        loads: deque[AdapterRef] = deque()
+        waiting: list[AdapterRef | _Placing] = []
         try:
             while True:
-                for work in self._take_work(wait=not placings and not loads):
-                    if isinstance(work, _Placing):
-                        placings.append(work)
-                    else:
-                        loads.append(work)
+                waiting += self._take_work(wait=not waiting)
                 # Placings go first, since their slabs are allocated already.
-                done = self._place(placings.popleft()) if placings else self._load(loads.popleft())
+                waiting.sort(key=lambda work: not isinstance(work, _Placing))
+                work = waiting.pop(0)
+                done = self._place(work) if isinstance(work, _Placing) else self._load(work)
                 self._done.put(done)
         except BaseException as error:
             self._done.put(error)

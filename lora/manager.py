@@ -70,11 +70,10 @@ class AdapterManager(Generic[TablesT_co]):
         """
         entry = self.machine.touch(ref, waiter.tenant_id)
         entry.claim = Claim(waiter.tenant_id, waiter.weight)
-        self.counts.asked(entry)
-        if entry.state == "device":
-            entry.num_hits += 1
-        entry.waiters[waiter.request_id] = waiter.priority, waiter.arrival
         load_tier = entry.load_tier
+        self.counts.asked(load_tier)
+        entry.num_hits += load_tier is None
+        entry.waiters[waiter.request_id] = waiter.priority, waiter.arrival
         self.machine.end_prefetch(entry)
         self.machine.note_wish(entry)
         return load_tier
@@ -119,11 +118,13 @@ class AdapterManager(Generic[TablesT_co]):
         return "disk" if entry.was_on_disk else "store"
 
     def slabs_needed(self, key: str) -> int | None:
-        """Slabs that placing it takes now: 0 if it has its slabs, None if it is not read yet."""
+        """Slabs that have to be free for `place`; 0 if the adapter has its slabs already, and None
+        if it cannot be placed yet, since it has not been read.
+        """
         entry = self.entries[key]
         if entry.state in ("loading", "device"):
             return 0
-        return entry.packed.num_slabs if entry.packed is not None else None
+        return entry.num_slabs if entry.state == "host" else None
 
     def place(self, key: str) -> int:
         """Take slabs, for which the caller made room, and start the copy into them.

@@ -4,7 +4,7 @@ from typing import Literal
 
 from lora.entry import Entry
 from lora.loads import Fetched
-from lora.tiers import TierStats
+from lora.tiers import LoadTier, TierStats
 
 _NEW_SAMPLE = 0.2
 _FIRST_GUESS_S_PER_BYTE = 1e-9
@@ -20,16 +20,12 @@ class TierCounts:
         # Seconds per byte of each move; a fetch that found the file on disk counts as 0 seconds.
         self._costs = dict.fromkeys(("disk", "host", "device"), _FIRST_GUESS_S_PER_BYTE)
 
-    def asked(self, entry: Entry) -> None:
-        """Count a request for the adapter."""
-        if entry.tier == "device":
-            self.device.hits += 1
-            return
-        self.device.misses += 1
-        if entry.packed is not None:
-            self.host.hits += 1
-        else:
-            self.host.misses += 1
+    def asked(self, load_tier: LoadTier | None) -> None:
+        """Count a request, given where its adapter has to come from; None is the arena."""
+        self.device.hits += load_tier is None
+        self.device.misses += load_tier is not None
+        self.host.hits += load_tier == "host"
+        self.host.misses += load_tier in ("disk", "store")
 
     def fetched(self, entry: Entry, done: Fetched) -> None:
         """Count a fetch that has brought the adapter to disk, or found it there."""

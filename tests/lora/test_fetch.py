@@ -140,22 +140,6 @@ def test_equal_files_of_two_tenants_are_fetched_each_for_itself(s3, wire):
 # ---- a store that fails ----
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "num_requests"),
-    [
-        ("unavailable", "unavailable", 6),
-        ("wrong_bytes", "corrupt", 2),
-    ],
-)
-def test_a_store_that_goes_on_failing_is_an_answer(s3, fetcher, wire, fault, kind, num_requests):
-    ref = put_new(s3)
-    s3.fail(fault, key=ref.object_key)
-    assert fetch(wire, ref)["kind"] == kind
-    assert s3.count(ref.object_key) == num_requests
-    s3.clear()
-    assert fetch(wire, ref)["kind"] is None, "well again"
-
-
 def test_a_store_that_never_answers_is_given_up_in_time(s3, wire):
     ref = put_new(s3)
     s3.fail("hang", key=ref.object_key)

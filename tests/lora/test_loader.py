@@ -250,13 +250,6 @@ def test_slabs_that_are_damaged_on_their_way_are_lost_and_leave_nothing_behind(t
     assert not tiers.path(ref).exists()
 
 
-def test_another_adapters_file_under_the_name_is_lost(tiers):
-    mine, other = tiers.on_disk(23), tiers.on_disk(24)
-    tiers.path(mine).write_bytes(tiers.path(other).read_bytes())
-    tiers.loader.load(mine)
-    assert next_loaded(tiers.loader).failure.kind == "lost"
-
-
 @pytest.mark.parametrize("other", ["digest", "base_revision"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_placing_what_is_not_the_adapter_ends_the_engine_not_the_answer(tiers, other):

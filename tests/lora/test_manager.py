@@ -70,17 +70,6 @@ def test_a_prefetch_of_what_was_on_disk_looks_whether_it_still_is():
         assert (tier(manager, make_adapter()), loader.num_fetches) == ("disk", count)
 
 
-def test_what_nobody_waits_for_any_more_is_not_kept_ready_for_an_arena_in_host_memory():
-    """The adapter's file may be gone by the time that the next request comes."""
-    manager, _ = make_manager()
-    ref = make_adapter()
-    manager.join(ref, make_waiter())
-    bring_to_host(manager)
-    assert tier(manager, ref) == "host"
-    manager.leave(ref.object_key, "r")
-    assert tier(manager, ref) == "remote"
-
-
 def test_a_load_that_nobody_waits_for_any_more_is_dropped():
     manager, loader = make_manager(at_once=False, max_fetches=1)
     under_way, in_line = make_adapter("a"), make_adapter("b")
@@ -92,20 +81,6 @@ def test_a_load_that_nobody_waits_for_any_more_is_dropped():
     finish(manager, loader)
     assert [tier(manager, ref) for ref in (under_way, in_line)] == ["remote", "remote"]
     assert loader.num_fetches == 1
-
-
-def test_who_comes_while_a_load_is_being_dropped_gets_one_of_its_own():
-    manager, loader = make_manager(at_once=False)
-    ref = make_adapter()
-    manager.join(ref, make_waiter("left"))
-    manager.poll()
-    manager.leave(ref.object_key, "left")
-    manager.join(ref, make_waiter("came"))
-    finish(manager, loader)
-    assert loader.num_fetches == 2
-    for _ in range(2):
-        finish(manager, loader)
-    assert tier(manager, ref) == "host"
 
 
 def test_a_load_goes_on_for_whoever_still_waits():
@@ -135,18 +110,6 @@ def test_what_is_lost_on_its_way_into_the_arena_gives_its_slabs_back_and_comes_a
     loader.failures.clear()
     manager.release(ref.object_key)
     bring_in(manager, ref)
-
-
-@pytest.mark.parametrize(("kind", "num_fetches"), [("lost", 2), ("evicted", 9)])
-def test_what_is_lost_again_and_again_fails_in_the_end(kind, num_fetches):
-    manager, loader = make_manager()
-    ref = make_adapter()
-    loader.failures[ref.object_key, "host"] = Failure(kind, "gone")
-    manager.join(ref, make_waiter())
-    for _ in range(40):
-        manager.poll()
-    assert manager.wait(ref.object_key) == Failure(kind, "gone")
-    assert loader.num_fetches == num_fetches
 
 
 def test_what_was_lost_once_and_came_may_be_lost_again():
@@ -202,16 +165,6 @@ def test_who_was_evicted_begins_anew():
     use_again(manager, b)
     bring_in(manager, c)
     assert not manager.is_ready(a.object_key)
-    assert manager.is_ready(b.object_key)
-
-
-def test_make_room_evicts_nobody_when_it_cannot_make_enough():
-    manager, _ = make_manager(num_slabs=3)
-    a, b = make_adapter("a"), make_adapter("b")
-    bring_in(manager, a)
-    bring_in(manager, b)
-    manager.acquire(a.object_key)
-    assert not manager.arena.make_room(3)
     assert manager.is_ready(b.object_key)
 
 
@@ -275,33 +228,6 @@ def test_a_failure_is_remembered_for_a_while(kind):
     assert manager.wait(ref.object_key) is None
     bring_to_host(manager)
     assert tier(manager, ref) == "host"
-
-
-def test_a_store_that_stays_away_is_asked_less_and_less_often():
-    manager, loader = make_manager()
-    ref = make_adapter()
-    loader.failures[ref.object_key, "disk"] = Failure("unavailable", "503")
-    manager.join(ref, make_waiter())
-    waits = []
-    for _ in range(8):
-        bring_to_host(manager)
-        waits.append(manager.retry_after_s(ref.object_key))
-        manager.clock.now += waits[-1]
-        manager.wait(ref.object_key)
-    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
-
-
-def test_an_object_of_another_base_is_never_fetched_again():
-    manager, loader = make_manager()
-    ref = make_adapter()
-    loader.failures[ref.object_key, "host"] = Failure("incompatible", "of another base")
-    manager.join(ref, make_waiter())
-    for _ in range(4):
-        manager.wait(ref.object_key)
-        manager.poll()
-        manager.clock.now += 1e6
-    assert loader.num_fetches == 1
-    assert manager.wait(ref.object_key) == Failure("incompatible", "of another base")
 
 
 def test_what_becomes_of_one_tenants_object_is_nothing_to_anothers_equal_one():
