@@ -231,21 +231,6 @@ def test_a_missing_object_is_asked_for_once(target):
     assert asked == [1]
 
 
-def test_the_deadline_ends_the_wait_between_two_tries(target):
-    clock, woken = Clock(), threading.Event()
-
-    def down():
-        raise StorageError(key="k", reason="SlowDown")
-
-    def sleep(seconds):
-        clock.now += 6
-        woken.wait(DEADLINE_S)
-
-    downloader = Downloader(MemoryStorage(b"x", down), clock=clock, sleep=sleep)
-    assert failure_of(downloader, b"x", target, timeout_s=5).kind == "unavailable"
-    woken.set()
-
-
 def test_a_store_that_drips_does_not_hold_a_download_beyond_its_deadline(target):
     going_on = threading.Event()
     storage = MemoryStorage(b"x", lambda: going_on.wait(DEADLINE_S))

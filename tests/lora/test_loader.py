@@ -212,13 +212,11 @@ def test_a_file_that_was_evicted_comes_again(tiers):
     assert tiers.path(ref).exists()
 
 
-@pytest.mark.parametrize("damage", ["cut", "header", "empty"])
-def test_a_damaged_file_is_lost_and_removed_and_comes_again(tiers, damage):
+def test_a_damaged_file_is_lost_and_removed_and_comes_again(tiers):
     ref = tiers.on_disk(22)
     data = bytearray(tiers.path(ref).read_bytes())
-    if damage == "header":
-        data[60] ^= 1
-    tiers.path(ref).write_bytes({"cut": data[:-1], "header": data, "empty": b""}[damage])
+    data[60] ^= 1
+    tiers.path(ref).write_bytes(data)
     tiers.loader.load(ref)
     assert next_loaded(tiers.loader).failure.kind == "lost"
     assert not tiers.path(ref).exists()

@@ -25,13 +25,6 @@ def rows(request):
     return [(*key, *change) for key, change in request.param.items()]
 
 
-def test_the_arena_can_be_reached_from_every_state(rows):
-    states, reached = {state for state, *_ in rows}, {"device"}
-    for _ in states:
-        reached |= {state for state, _, after, _ in rows if after in reached}
-    assert reached == states
-
-
 def test_every_event_that_a_state_can_meet_is_answered(rows):
     for state, events in EVENTS.items():
         assert {event for s, event, *_ in rows if s == state} - events <= {"unwanted"}
@@ -43,14 +36,6 @@ def test_whoever_can_be_moved_and_is_wanted_waits_in_line(rows):
         may_wait = after in ("remote", "disk") and event != "unwanted"
         assert ("line_up" in effects) == may_wait
         assert ("leave_line" in effects) == (event == "unwanted" and after == state != "fetching")
-
-
-def test_work_is_given_to_the_loader_where_its_state_begins(rows):
-    begins = {"fetching": "fetch", "reading": "read", "loading": "copy"}
-    for state, event, after, effects in rows:
-        given = {effect for effect in effects if effect in begins.values()}
-        assert given == ({begins[after]} if after in begins and after != state else set())
-        assert ("drop_fetch" in effects) == ((state, event) == ("fetching", "unwanted"))
 
 
 def test_slabs_and_host_memory_are_freed_exactly_when_their_states_are_left(rows):
