@@ -22,10 +22,12 @@ class LoadQueue:
 
     def add(self, entry: Entry) -> None:
         """Queue an adapter, or give a waiting one the turn that its requests now decide."""
-        self.discard(entry.key)
-        tenant_id = entry.claim.tenant_id
-        self._waiting[entry.key] = entry, tenant_id
-        self._lines.setdefault(tenant_id, HeapDict())[entry.key] = entry.urgency
+        tenant_id, urgency = entry.claim.tenant_id, entry.urgency
+        line = self._lines.get(tenant_id)
+        if line is None or line.get(entry.key) != urgency:
+            self.discard(entry.key)
+            self._waiting[entry.key] = entry, tenant_id
+            self._lines.setdefault(tenant_id, HeapDict())[entry.key] = urgency
 
     def discard(self, key: str) -> None:
         """Remove an adapter from its line, if it waits; a move under way goes on."""

@@ -107,7 +107,7 @@ class ResidencyMachine(Generic[TablesT_co]):
         """
         if not entry.is_wanted:
             event = "unwanted"
-        elif entry.is_due(self._clock()):
+        elif entry.failure is not None and entry.is_due(self._clock()):
             event = "retried"
         self.happen(entry, event)
 

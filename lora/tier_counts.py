@@ -22,10 +22,14 @@ class TierCounts:
 
     def asked(self, load_tier: LoadTier | None) -> None:
         """Count a request, given where its adapter has to come from; None is the arena."""
-        self.device.hits += load_tier is None
-        self.device.misses += load_tier is not None
-        self.host.hits += load_tier == "host"
-        self.host.misses += load_tier in ("disk", "store")
+        if load_tier is None:
+            self.device.hits += 1
+            return
+        self.device.misses += 1
+        if load_tier == "host":
+            self.host.hits += 1
+        else:
+            self.host.misses += 1
 
     def fetched(self, entry: Entry, done: Fetched) -> None:
         """Count a fetch that has brought the adapter to disk, or found it there."""
