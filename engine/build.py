@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from engine.backend import Backend, MeasuredRunner
-from engine.config import EngineConfig
+from engine.config import DEVICE_DEFAULTS, EngineConfig
 from engine.core import EngineCore, Runner
 from engine.cpu.backend import cpu_backend
 from engine.cpu.draft_model import open_draft_model
@@ -45,18 +45,6 @@ from registry.peft_format import MAX_ADDED_TOKENS
 logger = logging.getLogger(__name__)
 
 _DEFAULT_MAX_MODEL_LEN = 8192
-_STEP_REQUESTS = {"cpu": 64, "cuda": 256}
-_STEP_TOKENS = {"cpu": 128, "cuda": 2048}
-"""Tokens of a step. On a CPU, products of 128 rows run as fast as of 512 (110 GFLOP/s in C), and
-decodes wait for a chunk of 0.3 s instead of 1.1 s (135M shape, one thread; bench/LOG.md).
-"""
-_ARENA_BYTES = {"cpu": 1 << 30, "cuda": None}
-"""Size of the arena; None takes what is left of the device's memory."""
-_HOST_CACHE_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
-"""Host memory for adapters. On a GPU it is pinned, and holds 48 adapters of rank 16 on all
-projections of an 8B model.
-"""
-_SWAP_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
 _PROOF_PRECISION = {True: 0.005, False: 0.05}
 """Share of an adapter's effect that serving may lose (engine.proof), by whether all is float32."""
 _DRAFT_SHARE = 1 / 8
@@ -70,20 +58,9 @@ def resolve_device(config: EngineConfig) -> EngineConfig:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else _half_dtype(Path(config.model_dir))
-    return replace(
-        config,
-        device=device,
-        dtype=dtype,
-        max_num_seqs=_or(config.max_num_seqs, _STEP_REQUESTS[device]),
-        max_num_batched_tokens=_or(config.max_num_batched_tokens, _STEP_TOKENS[device]),
-        arena_bytes=_or(config.arena_bytes, _ARENA_BYTES[device]),
-        host_cache_bytes=_or(config.host_cache_bytes, _HOST_CACHE_BYTES[device]),
-        swap_bytes=_or(config.swap_bytes, _SWAP_BYTES[device]),
-    )
-
-
-def _or(wish: int | None, default: int | None) -> int | None:
-    return default if wish is None else wish
+    defaults = DEVICE_DEFAULTS[device].items()
+    unset = {name: value for name, value in defaults if getattr(config, name) is None}
+    return replace(config, device=device, dtype=dtype, **unset)
 
 
 def _half_dtype(model_dir: Path) -> Literal["float16", "bfloat16"]:

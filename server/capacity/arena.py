@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
+from engine.config import DEVICE_DEFAULTS
 from lora.layout import Layout, default_sum_ranks
 from server.capacity.hardware import Hardware
 from server.capacity.sizes import ModelSizes, Quantization
 
 _CONTEXT_BYTES = 1 << 30
 """Memory of a GPU that its driver, the kernels and the captured graphs take; an estimate."""
-_CPU_ARENA_BYTES = 1 << 30
 _LOGITS_COPIES = 3
 """Numbers of 4 bytes for each row and word of the vocabulary while a step samples."""
 
@@ -29,7 +29,8 @@ class Limits:
 
 def default_limits(kind: str) -> Limits:
     """Limits that an engine has by itself.   kind: "cpu" or "gpu"."""
-    return Limits(64, 128) if kind == "cpu" else Limits(256, 2048)
+    defaults = DEVICE_DEFAULTS["cpu" if kind == "cpu" else "cuda"]
+    return Limits(defaults["max_num_seqs"], defaults["max_num_batched_tokens"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def make_arena(
     if limits.arena_bytes is not None:
         arena = limits.arena_bytes
     elif hardware.kind == "cpu":
-        arena = _CPU_ARENA_BYTES
+        arena = DEVICE_DEFAULTS["cpu"]["arena_bytes"]
     else:
         arena = int(limits.memory_utilization * hardware.memory_bytes) - weights - step
     places = {(layer, p): rank for layer in range(shape.num_layers) for p in shape.adapted}

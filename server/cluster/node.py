@@ -91,7 +91,7 @@ def prepare(node: Node, template: EngineTemplate) -> list[ChildSpec]:
     if node.kind == "retired":
         config["base_revision"] = base_revision_of(path) or config["base_revision"]
     write_private(path, config)
-    engine = engine_child(node.folder.name, template.modules[node.kind], path, template.threads)
+    engine = engine_child(node.folder.name, template.modules[node.kind], path, config["threads"])
     engine = replace(engine, stop_timeout_s=template.stop_timeout_s)
     if node.kind == "retired":
         return [engine]
@@ -99,8 +99,8 @@ def prepare(node: Node, template: EngineTemplate) -> list[ChildSpec]:
         socket=node.local / "fetch.sock",
         storage=template.storage,
         cache=node.local / "adapters",
-        quota_bytes=template.disk_cache_bytes,
-        max_fetches=template.max_fetches,
+        quota_bytes=config["disk_cache_bytes"],
+        max_fetches=config["max_fetches"],
     )
     return [fetcher, engine]
 
@@ -127,10 +127,11 @@ def _check_model(node: Node, template: EngineTemplate) -> Path:
         base = BaseModel.load(path, template.model_id, node.local.parent / "models")
     except UnsupportedBaseModel as error:
         raise NodeNotReady(str(error)) from error
-    if base.base_revision != template.base_revision:
+    revision: str = template.config["base_revision"]
+    if base.base_revision != revision:
         raise NodeNotReady(
             f"the model in {path} is another here ({base.base_revision[:16]}) than at the gateway "
-            f"({template.base_revision[:16]}); put the same files there"
+            f"({template.config['base_revision'][:16]}); put the same files there"
         )
     return path
 

@@ -26,12 +26,8 @@ class EngineTemplate:
 
     model: str
     model_id: str
-    base_revision: str
     config: JsonObject
     storage: str
-    disk_cache_bytes: int
-    max_fetches: int
-    threads: int
     stop_timeout_s: float
     modules: dict[Kind, str]
 

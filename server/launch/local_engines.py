@@ -20,50 +20,6 @@ _KILL_S = 5.0
 """Seconds beyond the time limit of its own shutdown after which an engine is killed."""
 
 
-class LocalEngines:
-    """The fetcher and the pool of a base model; called at every poll of the supervisor.
-
-    gpus: those of all engines; empty where a single engine takes what it finds, or on a CPU.
-    module: Python module of the engine.
-    """
-
-    def __init__(self, model: LoadedBase, home: Home, gpus: Sequence[str], module: str) -> None:
-        settings = model.settings
-        config = model.write_engine_config(home)
-        self.engine_config = config
-        self._fetcher = _fetcher(settings, home)
-
-        def make_engine(number: int) -> ChildSpec:
-            folder = home.folder / engine_name(number)
-            folder.mkdir(exist_ok=True)
-            path = home.engine_config(number)
-            write_private(path, {**config, "data_dir": str(folder)})
-            child = engine_child(home.prefix + engine_name(number), module, path, settings.threads)
-            share = share_of(number, settings.tensor_parallel_size, gpus)
-            own_gpus = {GPUS_VARIABLE: share} if gpus else {}
-            return replace(
-                child,
-                environment={**child.environment, **own_gpus},
-                leave_timeout_s=settings.leave_timeout_s + _KILL_S,
-            )
-
-        self._pool = LocalPool(
-            home.folder,
-            prefix=home.prefix,
-            least=settings.engines,
-            most=settings.most_engines,
-            make_engine=make_engine,
-            make_retired=_maker_of_retired(home, config),
-        )
-
-    def __call__(self) -> list[ChildSpec]:
-        return [self._fetcher, *self._pool()]
-
-    @property
-    def is_at_rest(self) -> bool:
-        return self._pool.is_at_rest
-
-
 class ThisMachine:
     """The place of engines that run on this machine.   module: Python module of the engine."""
 
@@ -76,11 +32,38 @@ class ThisMachine:
         """The GPUs that engines may take."""
         return visible_gpus(os.environ)
 
-    def run(self, model: LoadedBase, home: Home, gpus: Sequence[str]) -> LocalEngines:
-        """Write the files of a base model's engines.   gpus: see LocalEngines. Raises OSError."""
-        engines = LocalEngines(model, home, gpus, self._module)
-        self._engine_config = self._engine_config or engines.engine_config
-        return engines
+    def run(self, model: LoadedBase, home: Home, gpus: Sequence[str]) -> LocalPool:
+        """Write the files of a base model's engines. Raises OSError.
+
+        gpus: those of all engines; empty where a single engine takes what it finds, or on a CPU.
+        """
+        settings, config = model.settings, model.write_engine_config(home)
+        self._engine_config = self._engine_config or config
+
+        def make_engine(number: int) -> ChildSpec:
+            folder = home.folder / engine_name(number)
+            folder.mkdir(exist_ok=True)
+            path = home.engine_config(number)
+            write_private(path, {**config, "data_dir": str(folder)})
+            name = home.prefix + engine_name(number)
+            child = engine_child(name, self._module, path, settings.threads)
+            share = share_of(number, settings.tensor_parallel_size, gpus)
+            own_gpus = {GPUS_VARIABLE: share} if gpus else {}
+            return replace(
+                child,
+                environment={**child.environment, **own_gpus},
+                leave_timeout_s=settings.leave_timeout_s + _KILL_S,
+            )
+
+        return LocalPool(
+            home.folder,
+            prefix=home.prefix,
+            least=settings.engines,
+            most=settings.most_engines,
+            make_engine=make_engine,
+            make_retired=_maker_of_retired(home, config),
+            fetcher=_fetcher(settings, home),
+        )
 
     def settle(self, home: Home) -> LocalPool | None:
         """Stand-ins for the engines of a home without a model; None if all journals are settled.
@@ -89,17 +72,14 @@ class ThisMachine:
         """
         if not unsettled_engines(home.folder):
             return None
-
-        def make_engine(number: int) -> ChildSpec:
-            raise AssertionError(f"engine {number} has no model")
-
+        make_retired = _maker_of_retired(home, self._engine_config)
         return LocalPool(
             home.folder,
             prefix=home.prefix,
             least=0,
             most=0,
-            make_engine=make_engine,
-            make_retired=_maker_of_retired(home, self._engine_config),
+            make_engine=make_retired,  # there is none to make
+            make_retired=make_retired,
         )
 
 

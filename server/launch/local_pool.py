@@ -56,7 +56,7 @@ class LocalPool:
     least, most: bounds of the number of engines, whatever number the gateway wants, but for 0: then
     there is no engine, and stand-ins only until all journals are settled.
     make_engine, make_retired: make the child for a number, with its folder and its configuration;
-    each is called once per number.
+    each is called once per number.   fetcher: the process of them all, where they have a model.
     is_at_rest: whether no engine was wanted at the last call, and no journal was left to settle.
     """
 
@@ -69,11 +69,13 @@ class LocalPool:
         most: int,
         make_engine: MakeChild,
         make_retired: MakeChild,
+        fetcher: ChildSpec | None = None,
     ) -> None:
         self._home = home
         self._prefix = prefix
         self._least = least
         self._most = most
+        self._fetchers = [fetcher] if fetcher else []
         self._make_engine = cache(make_engine)
         self._make_retired = cache(make_retired)
         self._wanted = WantedEngines(home)
@@ -87,7 +89,8 @@ class LocalPool:
         engines = range(1, num_engines + 1)
         self._members.keep(tuple(map(self._member, (*engines, *retired))))
         self.is_at_rest = not self._members.content
-        return [*map(self._make_engine, engines), *map(self._make_retired, retired)]
+        made = (*map(self._make_engine, engines), *map(self._make_retired, retired))
+        return [*self._fetchers, *made]
 
     def _unsettled(self, above: int) -> list[int]:
         """Numbers of earlier engines above `above` whose journals are not settled yet."""

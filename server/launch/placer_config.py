@@ -60,12 +60,8 @@ class PlacerConfig:
         template = EngineTemplate(
             model=str(folder.resolve()) if folder.is_dir() else settings.model,
             model_id=settings.model_id,
-            base_revision=engine_config["base_revision"],
             config=engine_config | curve,
             storage=settings.storage_url,
-            disk_cache_bytes=settings.disk_cache_bytes,
-            max_fetches=settings.max_fetches,
-            threads=settings.threads,
             stop_timeout_s=settings.leave_timeout_s + _KILL_S,
             modules=dict(modules),
         )

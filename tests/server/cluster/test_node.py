@@ -128,7 +128,9 @@ def test_what_is_left_of_an_engine_needs_neither_model_nor_store(settings, node,
     (retired,) = prepare(dataclasses.replace(node, kind="retired"), of_another)
     assert retired.command[2] == "engine.retired"
     written = json.loads((settings.data_dir / "engine-2.json").read_text())
-    assert written["base_revision"] == template_of(node).base_revision, "the base that it ran on"
+    assert written["base_revision"] == template_of(node).config["base_revision"], (
+        "the base that it ran on"
+    )
 
 
 def test_a_node_without_the_model_says_so(node, model):
@@ -255,5 +257,5 @@ def test_engines_that_are_started_otherwise_are_others(config):
     assert PlacerConfig(**dataclasses.asdict(config)).engine_template.template_id == (
         template.template_id
     )
-    for change in ({"threads": 9}, {"config": template.config | {"max_num_seqs": 3}}):
+    for change in ({"stop_timeout_s": 9}, {"config": template.config | {"max_num_seqs": 3}}):
         assert dataclasses.replace(template, **change).template_id != template.template_id
