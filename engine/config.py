@@ -147,7 +147,7 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "swap_bytes": 4 << 30,
     },
 }
-"""What a device has for settings that are None; a GPU's arena takes what is left of its memory."""
+"""Values of a device for settings that are None; a GPU's arena takes what its memory leaves."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,11 @@ from server.cli import (
     doctor,
     engines,
     keys,
+    model_routes,
     models,
     operator,
     plan,
     receipts,
-    routes,
     serve,
     simulate,
     statements,
@@ -69,7 +69,7 @@ app.add_typer(operator.payments, name="payments")
 app.add_typer(operator.corrections, name="corrections")
 app.add_typer(operator.audit_log, name="audit-log")
 app.add_typer(adapters.app, name="adapters")
-app.add_typer(routes.app, name="routes")
+app.add_typer(model_routes.app, name="routes")
 app.add_typer(engines.app, name="engines")
 app.add_typer(models.app, name="models")
 app.command("top")(top.top)

@@ -223,10 +223,6 @@ class Settings(ModelSettings, frozen=True):
                 )
         return tuple(found)
 
-    def given_tables(self) -> tuple[JsonObject, ...]:
-        """The table of each base model, over what is given for all."""
-        return tuple(map(self.common_with, self.models or ({"model": self.model},)))
-
     def common_with(self, table: JsonObject) -> JsonObject:
         """A model's table over what is given for all models."""
         return self._given(MODEL_FIELDS - {"model"}) | table

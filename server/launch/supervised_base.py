@@ -78,9 +78,10 @@ def wanted_bases(settings: Settings, changes: ModelChanges) -> list[SupervisedBa
 
     Threads that are not given are those that each process has if all these models run.
     """
+    tables = settings.models or ({"model": settings.model},)
     found = [
-        SupervisedBase(one.model_id, table, one)
-        for one, table in zip(settings.of_models(), settings.given_tables(), strict=True)
+        SupervisedBase(one.model_id, settings.common_with(table), one)
+        for one, table in zip(settings.of_models(), tables, strict=True)
     ]
     for table in changes.added:
         added = _added(settings, table)

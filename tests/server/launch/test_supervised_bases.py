@@ -17,7 +17,6 @@ from server.pool.control_files import (
     ModelChanges,
     bases_file,
     changes_file,
-    members_file,
     wanted_file,
 )
 
@@ -115,9 +114,6 @@ def test_the_first_model_lives_where_a_single_one_does_and_the_others_beside_it(
     ]  # fmt: skip
     assert world.bases()[-1] is GATEWAY
     assert told(world) == [("a", "d", ""), ("b", "b-bbbbbbbb", "")]
-    members = members_file(world.home("b-bbbbbbbb")).read()
-    assert [member.name for member in members] == ["b-bbbbbbbb.engine", "b-bbbbbbbb.engine-2"]
-    assert members[1].address == f"ipc://{world.home('b-bbbbbbbb')}/engine-2/engine.sock"
     assert (world.home("b-bbbbbbbb") / "b-bbbbbbbb.engine-2.json").exists()
 
 
@@ -406,15 +402,3 @@ def test_a_single_model_sees_every_gpu_and_a_later_one_gets_another(world, monke
     world.add(B)
     gpus = {s.name: s.environment["CUDA_VISIBLE_DEVICES"] for s in world.bases()[:-1]}
     assert (gpus["engine"], gpus["b-bbbbbbbb.engine"]) == ("4,5", "5")
-
-
-def test_a_model_that_was_refused_by_its_settings_is_named_at_the_start(world):
-    def refuse(settings):
-        raise ServeError(f"{settings.model_id} is not served")
-
-    with pytest.raises(ServeError, match="b is not served"):
-        SupervisedBases(
-            world.settings(B),
-            ThisMachine("engine"),
-            load=refuse,
-        )
