@@ -21,7 +21,6 @@ from tests.server.scripted_product import (
     CHAT,
     TEXT,
     Product,
-    answer_all,
     events,
     token_ids,
 )
@@ -168,53 +167,6 @@ def test_special_tokens_and_what_ended_the_answer_are_text_where_that_is_asked_f
         assert (words.get(special) == b"<|style_json|>") == ("skip_special_tokens" in fields)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_echo_has_logprobs_as_an_evaluator_reads_them(scripted: Product, stream: bool) -> None:
-    prompts = [[40, 41, 42], [50, 7]]
-    answer = scripted.text(prompt=prompts, echo=True, logprobs=1, stream=stream)
-    if stream:
-        chunks = events(answer)
-        firsts = [next(c for c in chunks if c["choices"][0]["index"] == i) for i in range(2)]
-        choices = [chunk["choices"][0] for chunk in firsts]
-    else:
-        choices = answer.json()["choices"]
-    for prompt, choice in zip(prompts, choices, strict=True):
-        logprobs = choice["logprobs"]
-        assert logprobs["tokens"][: len(prompt)] == [scripted.words([token]) for token in prompt]
-        assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
-        for place, token in enumerate(prompt[1:], start=1):
-            assert logprobs["token_logprobs"][place] == -token / 8
-            # The prompt's token is listed even if it is not among the likeliest.
-            assert logprobs["top_logprobs"][place][scripted.words([token])] == (
-                -0.25 if token == 7 else -token / 8
-            )
-        assert choice["text"].startswith(scripted.words(prompt))
-        end = logprobs["text_offset"][len(prompt)]
-        assert end == len(scripted.words(prompt)), "the answer begins after the echo"
-
-
-def test_logprobs_of_a_prompt_are_listed_by_token_id(scripted: Product) -> None:
-    scripted.engines.script = answer_all
-    body = scripted.text(prompt=[40, 41], prompt_logprobs=1).json()
-    shown = body["choices"][0]["prompt_logprobs"]
-    assert shown[0] is None
-    assert {i: entry["logprob"] for i, entry in shown[1].items()} == {"41": -41 / 8, "7": -0.25}
-    chat = scripted.chat(prompt_logprobs=0).json()
-    assert len(chat["prompt_logprobs"]) == len(scripted.engines.asked[-1].prompt_token_ids)
-    assert scripted.chat().json()["prompt_logprobs"] is None
-
-
-def test_a_stream_begins_with_the_prompts_token_ids_where_ids_were_asked_for(
-    scripted: Product,
-) -> None:
-    first, *rest = events(scripted.chat(stream=True, return_token_ids=True))
-    assert first["prompt_token_ids"] == list(scripted.engines.asked[-1].prompt_token_ids)
-    assert not any("prompt_token_ids" in chunk for chunk in rest)
-    chunks = events(scripted.text(stream=True, return_token_ids=True))
-    shown = [chunk["choices"][0]["prompt_token_ids"] for chunk in chunks]
-    assert shown == [list(scripted.engines.asked[-1].prompt_token_ids), None, None]
-
-
 def test_a_long_prompt_is_cut_to_its_last_tokens_on_request(scripted: Product) -> None:
     ids = [40 + i % 50 for i in range(MAX_MODEL_LEN + 100)]
     cut = scripted.text(prompt=ids, truncate_prompt_tokens=5, echo=True)
@@ -262,19 +214,6 @@ def test_without_max_tokens_every_answer_may_fill_the_context(scripted: Product)
     message = scripted.engines.asked[-1]
     rest = MAX_MODEL_LEN - len(message.prompt_token_ids)
     assert (message.sampling_params.max_tokens, message.token_lease) == (rest, 2 * rest)
-
-
-def test_an_echo_stands_before_each_answer_whole_and_streamed(scripted: Product) -> None:
-    said = [scripted.words(token_ids(index)) for index in range(2)]
-    whole = scripted.text(echo=True, n=2).json()["choices"]
-    assert [choice["text"] for choice in whole] == [TEXT["prompt"] + words for words in said]
-    ids = scripted.gateway.bases.default.tokenizer.encode(TEXT["prompt"])
-    for prompt in (TEXT["prompt"], [TEXT["prompt"]], ids):
-        chunks = events(scripted.text(echo=True, n=2, stream=True, prompt=prompt))
-        for index, words in enumerate(said):
-            own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
-            assert own[0]["text"].startswith(TEXT["prompt"])
-            assert "".join(c["text"] for c in own) == TEXT["prompt"] + words
 
 
 def test_bad_words_reach_the_engine_as_they_begin_a_text_and_as_they_go_on(

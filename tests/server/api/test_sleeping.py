@@ -78,8 +78,11 @@ def chat(user, **changes):
     return user.call("POST", "/v1/chat/completions", ask | changes)
 
 
+@pytest.mark.parametrize("is_length_known", [True, False])
 @pytest.mark.parametrize(("whose", "code"), REFUSED)
-def test_a_request_that_is_refused_wakes_nothing(sleep, product, whose, code):
+def test_a_request_that_is_refused_wakes_nothing(sleep, product, whose, code, is_length_known):
+    if not is_length_known:  # no engine has said how long a prompt may be
+        product.engines.welcome = None
     user, changes = whose(product)
     answer = chat(user, **changes)
     assert answer.json()["error"]["code"] == code
@@ -95,16 +98,6 @@ def test_requests_that_are_refused_keep_nothing_awake(sleep, product, whose, cod
         assert chat(user, **changes).json()["error"]["code"] == code
         sleep.pass_time(10)
     assert (sleep.state, WantedEngines(sleep.home).latest()) == ("asleep", 0)
-
-
-@pytest.mark.parametrize(("whose", "code"), REFUSED)
-def test_nor_do_they_before_an_engine_has_said_how_long_a_prompt_may_be(
-    sleep, product, whose, code
-):
-    product.engines.welcome = None
-    user, changes = whose(product)
-    assert chat(user, **changes).json()["error"]["code"] == code
-    assert sleep.state == "asleep"
 
 
 def test_what_an_engine_that_wakes_says_of_the_length_counts(sleep, product):

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from engine.delivery import Take
 from engine.errors import EngineDeadError
 from engine.messages import AddRequest, RequestOutput
-from registry.errors import Fault
+from registry.errors import Damaged, Fault, Invalid, QuotaExceeded, TimedOut
 from server.accounts.keys import create_key
 from server.api import recordings
 from server.api.errors import answer_of
 from server.billing.tables import holds
 from server.database.database import Database, LedgerUnavailable
-from server.inference import idempotency
+from server.inference import errors, idempotency
 from server.inference.idempotency import (
     KEPT_MS,
     Claim,
@@ -303,18 +303,6 @@ def test_a_key_is_short_and_printable(user: User, key: str) -> None:
     assert send(user, TEXT, key="k" * 255).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("change", "status"),
-    [({"max_tokens": 100_000}, 400), ({"model": "nobody"}, 404), ({"n": 17}, 400)],
-)
-def test_what_fails_before_it_is_paid_for_lets_go_of_the_key(
-    user: User, change: dict[str, Any], status: int
-) -> None:
-    assert send(user, TEXT | change).status_code == status
-    assert not _has_key(user)
-    assert send(user, TEXT).status_code == 200, "another body is accepted: nothing was stored"
-
-
 def _has_key(user: User) -> bool:
     query = sa.select(idempotency_keys).where(idempotency_keys.c.tenant_id == user.tenant_id)
     return (
@@ -324,44 +312,18 @@ def _has_key(user: User) -> bool:
 
 
 @pytest.mark.parametrize("body", [TEXT, STREAM], ids=["whole", "stream"])
-@pytest.mark.parametrize(
-    ("ending", "status"),
-    [
-        ({"finish_reason": "error", "stop_cause": "adapter_incompatible"}, 400),
-        ({"finish_reason": "error", "stop_cause": "adapter_corrupt"}, 502),
-        ({"finish_reason": "length", "stop_cause": "deadline", "num_completion_tokens": 0}, 504),
-        (RuntimeError("a bug"), 500),
-    ],
-)
-def test_what_fails_after_it_was_paid_for_is_the_answer_also_of_the_repeat(
-    user: User, body: dict[str, Any], ending: Any, status: int
+def test_an_error_is_replayed_if_it_would_come_again_and_else_lets_go_of_the_key(
+    user: User, body: dict[str, Any]
 ) -> None:
     engines = user.product.engines
-    engines.num_tokens, engines.ending = 1, ending
-    first = send(user, body)
-    engines.ending = {"finish_reason": "length", "stop_cause": "max_tokens"}
-    again = send(user, body)
-    assert (first.status_code, first.content) == (status, again.content)
-    assert again.headers["idempotent-replayed"] == "true"
-    assert len(engines.asked) == 1
-
-
-@pytest.mark.parametrize("body", [TEXT, STREAM], ids=["whole", "stream"])
-def test_what_can_be_tried_again_lets_go_of_the_key(user: User, body: dict[str, Any]) -> None:
-    engines = user.product.engines
+    assert send(user, body | {"max_tokens": 100_000}).status_code == 400
     engines.num_tokens, engines.ending = 1, EngineDeadError("it died")
     assert send(user, body).status_code == 503
-    engines.ending = {"finish_reason": "length", "stop_cause": "max_tokens"}
-    assert send(user, body).status_code == 200
-
-
-def test_a_stream_that_broke_off_is_replayed_with_its_error(user: User) -> None:
-    engines = user.product.engines
-    engines.ending = EngineDeadError("it died")
-    first, again = send(user, STREAM), send(user, STREAM)
-    assert first.content == again.content
-    assert b'"engine_unavailable"' in first.content.splitlines()[-2]
-    assert len(engines.asked) == 1
+    engines.ending = {"finish_reason": "error", "stop_cause": "adapter_incompatible"}
+    first, again = send(user, body), send(user, body)
+    assert (first.status_code, first.content) == (400, again.content)
+    assert again.headers["idempotent-replayed"] == "true"
+    assert len(engines.asked) == 2
 
 
 def test_an_answer_that_is_too_long_is_not_kept_and_its_receipt_is_named(
@@ -531,6 +493,7 @@ class FakeKeys:
     claim_ms: int = CLAIM_MS
     num_outages: int = 0
     stored: list[StoredAnswer] = field(default_factory=list)
+    num_released: int = 0
 
     async def store(self, claim: Claim, answer: StoredAnswer) -> None:
         if self.num_outages > 0:
@@ -539,7 +502,43 @@ class FakeKeys:
         self.stored.append(answer)
 
     async def release(self, claim: Claim) -> None:
+        self.num_released += 1
         raise LedgerUnavailable("gone")
+
+
+@pytest.mark.parametrize("is_paid", [True, False])
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Invalid("no"), 400),
+        (Damaged("gone"), 502),
+        (TimedOut("late"), 504),
+        (RuntimeError("a bug"), 500),
+        (errors.engine_unavailable(), None),
+        (errors.overloaded(), None),
+        (QuotaExceeded("poor"), None),
+        (errors.too_many_idempotency_keys(9), None),
+    ],
+)
+async def test_an_error_is_kept_if_it_was_paid_for_and_would_come_again(
+    error: Exception, status: int | None, is_paid: bool
+) -> None:
+    async def make(recording: recordings.Recording) -> None:
+        if is_paid:
+            recording.hold({})
+        raise error
+
+    keys = FakeKeys()
+    recorder = recordings.Recorder(keys, SimpleNamespace(note_answered=None))
+    recording = recorder.start(make_claim(), make)
+    await asyncio.wait(recorder._tasks)
+    kept = [stored.status for stored in keys.stored]
+    if is_paid and status:
+        assert (kept, keys.num_released) == ([status], 0)
+    else:
+        assert (kept, keys.num_released) == ([], 1)
+        with pytest.raises(type(error)):
+            await recording.head()
 
 
 async def test_an_answer_is_stored_when_the_ledger_is_back_and_its_reader_does_not_wait(
@@ -561,15 +560,6 @@ async def test_an_answer_is_stored_when_the_ledger_is_back_and_its_reader_does_n
     (stored,) = keys.stored
     assert answered == [claim.request_id], "if its gateway dies before, nobody can have the answer"
     assert b"".join([chunk async for chunk in stored.chunks()]) == b"all of it"
-
-
-async def test_a_failure_reaches_the_client_also_when_the_key_cannot_be_let_go() -> None:
-    async def make(_: recordings.Recording) -> None:
-        raise LedgerUnavailable("gone")
-
-    recording = recordings.Recorder(FakeKeys(), failures=None).start(make_claim(), make)
-    with pytest.raises(LedgerUnavailable):
-        await recording.head()
 
 
 async def test_a_reader_that_does_not_read_holds_up_its_request_and_no_memory() -> None:
