@@ -79,26 +79,26 @@ class TrainedRows:
 
 
 def find_rows(
-    upload: "Upload", copies: Mapping[str, str], config: PeftConfig, max_rank: int
+    weights: "UploadedWeights", copies: Mapping[str, str], config: PeftConfig, max_rank: int
 ) -> TrainedRows:
     """Compare the uploaded weights of the ends with the base model's.
 
     copies: the base model's tensor by the name of its copy.   max_rank: most rows of a module.
     Raises InvalidAdapter; OSError if the base model's rows cannot be read.
     """
-    ties = bool(upload.base.config.get("tie_word_embeddings"))
+    ties = bool(weights.base.config.get("tie_word_embeddings"))
     held: dict[str, list[str]] = {}
     for name, copied in copies.items():
         module = END_WEIGHTS.get(copied)
         if module and (holder := _holder(name, module, config, ties)):
             held.setdefault(holder, []).append(name)
     by_end = {module: held.get(_holder("", module, config, ties) or "", []) for module in _ENDS}
-    vocab_size = _vocab_size(upload, by_end)
-    indices, tensors = _tokens(upload.header, config, ties)
+    vocab_size = _vocab_size(weights, by_end)
+    indices, tensors = _tokens(weights.header, config, ties)
     changed: dict[str, Rows] = {}
     warnings: list[str] = []
     for module, names in by_end.items():
-        compare = _Comparison(upload, module, vocab_size, max_rank)
+        compare = _Comparison(weights, module, vocab_size, max_rank)
         rows = _agreed({name: compare.whole(name, warnings) for name in names})
         trained = indices.get(module, ())
         # PEFT puts trained tokens into the weight that it has loaded.
@@ -117,15 +117,15 @@ def find_rows(
 
 
 def add_rows(
-    upload: "Upload", modules: Mapping[str, ModuleScale], rows: TrainedRows, max_rank: int
+    weights: "UploadedWeights", modules: Mapping[str, ModuleScale], rows: TrainedRows, max_rank: int
 ) -> tuple[Header, dict[str, ModuleScale]]:
     """The tensors and modules of an adapter with its changed rows as LoRA. Raises InvalidAdapter.
 
-    upload: with a header of checked tensors of LoRA alone.
+    weights: with a header of checked tensors of LoRA alone.
     """
     import numpy as np
 
-    tensors, effects = dict(upload.header.tensors), dict(modules)
+    tensors, effects = dict(weights.header.tensors), dict(modules)
     for module, changed in rows.by_module.items():
         found = effects.get(module, ModuleScale(0, 1.0))
         rank = found.rank + len(changed)
@@ -140,14 +140,14 @@ def add_rows(
         large, small = (tensors.get(name) for name in names)
         values = np.stack(list(changed.values())) / np.float32(found.scale)
         if small is not None:
-            raw = b"".join(read_tensor_chunks(upload.file, small))
+            raw = b"".join(read_tensor_chunks(weights.file, small))
             lora = decode(raw, small.dtype).reshape(small.shape)
             values = np.concatenate([lora.T if is_embedding else lora, values])
-        size = rows.vocab_size or upload.base.config["vocab_size"]
+        size = rows.vocab_size or weights.base.config["vocab_size"]
         tensors[names[0]] = _ones(large, list(changed), rank, size, is_embedding)
         tensors[names[1]] = _kept(values.T if is_embedding else values)
         effects[module] = ModuleScale(rank, found.scale)
-    return replace(upload.header, tensors=tensors), effects
+    return replace(weights.header, tensors=tensors), effects
 
 
 # ---- which rows PEFT would load ----
@@ -167,13 +167,13 @@ def _holder(name: str, module: str, config: PeftConfig, ties: bool) -> str | Non
     return module if is_apart or not ties else "both"
 
 
-def _vocab_size(upload: "Upload", by_end: Mapping[str, list[str]]) -> int | None:
+def _vocab_size(weights: "UploadedWeights", by_end: Mapping[str, list[str]]) -> int | None:
     """Number of rows of whole weights, if it is above the base model's; both ends must have them.
 
     by_end: names of the weights, by module.
     """
-    known = upload.base.config["vocab_size"]
-    sizes = {name: upload.num_rows(name) for names in by_end.values() for name in names}
+    known = weights.base.config["vocab_size"]
+    sizes = {name: weights.num_rows(name) for names in by_end.values() for name in names}
     name = max(sizes, key=sizes.__getitem__, default="")
     if not name or (largest := sizes[name]) <= known:
         return None
@@ -241,7 +241,7 @@ def _agreed(found: "Mapping[str, Rows]") -> "Rows":
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
+class UploadedWeights:
     """An uploaded file, its header, and the base model that it is for."""
 
     file: BinaryIO
@@ -258,7 +258,7 @@ class Upload:
 class _Comparison:
     """Compares uploaded rows with a module's. vocab_size, max_rank: see find_rows."""
 
-    upload: Upload
+    weights: UploadedWeights
     module: str
     vocab_size: int | None
     max_rank: int
@@ -266,7 +266,7 @@ class _Comparison:
     def whole(self, name: str, warnings: list[str]) -> "Rows":
         """Changed rows of a whole weight. Raises InvalidAdapter."""
         known, width = self._stored(name).shape
-        num_rows = self.vocab_size or min(known, self.upload.num_rows(name))
+        num_rows = self.vocab_size or min(known, self.weights.num_rows(name))
         self._check(name, num_rows, width)
         if num_rows < known:
             warnings.append(
@@ -280,7 +280,7 @@ class _Comparison:
                 "unsupported_feature",
                 f"Tensor {shown(name)}: training changed {count} of {num_rows} rows of "
                 f"{self.module}, or it was saved from another base model than "
-                f"{self.upload.base.model_id}; the limit is {self.max_rank} rows. Train it with "
+                f"{self.weights.base.model_id}; the limit is {self.max_rank} rows. Train it with "
                 f"LoRA (target_modules), or a few tokens with {_KEY}"
                 + "; or make a plain LoRA of it with `chorale adapters convert`"
                 * is_convertible,
@@ -309,7 +309,7 @@ class _Comparison:
         return self._changed(name, token_ids, most_bytes=0)[0]
 
     def _stored(self, name: str) -> BaseTensor:
-        base = self.upload.base
+        base = self.weights.base
         stored = base.tensors.get(f"{self.module}.weight")
         if stored is None or stored.dtype not in ADAPTER_DTYPES or len(stored.shape) != 2:
             raise _refused(
@@ -320,7 +320,7 @@ class _Comparison:
         return stored
 
     def _check(self, name: str, num_rows: int, width: int) -> None:
-        tensor = self.upload.header.tensors[name]
+        tensor = self.weights.header.tensors[name]
         if tensor.dtype not in ADAPTER_DTYPES:
             raise _refused(
                 "unsupported_dtype",
@@ -330,7 +330,7 @@ class _Comparison:
             raise _refused(
                 "wrong_shape",
                 f"Tensor {shown(name)} is {list(tensor.shape)}; its {num_rows} rows of "
-                f"{self.upload.base.model_id} are [{num_rows}, {width}]; train on this base model",
+                f"{self.weights.base.model_id} are [{num_rows}, {width}]; train on this base model",
             )
 
     def _changed(self, name: str, token_ids: Sequence[int], most_bytes: int) -> "tuple[Rows, int]":
@@ -341,8 +341,8 @@ class _Comparison:
         """
         import numpy as np
 
-        tensor, stored = self.upload.header.tensors[name], self._stored(name)
-        place, (known, width) = self.upload.base.places[f"{self.module}.weight"], stored.shape
+        tensor, stored = self.weights.header.tensors[name], self._stored(name)
+        place, (known, width) = self.weights.base.places[f"{self.module}.weight"], stored.shape
         new_bytes, old_bytes = (width * DTYPE_BYTES[each.dtype] for each in (tensor, stored))
         step = max(1, most_bytes // new_bytes)
         rows: Rows = {}
@@ -351,7 +351,7 @@ class _Comparison:
             ids = token_ids[first : first + step]
             start = tensor.start + first * new_bytes
             part = replace(tensor, start=start, end=start + len(ids) * new_bytes)
-            raw = b"".join(read_tensor_chunks(self.upload.file, part))
+            raw = b"".join(read_tensor_chunks(self.weights.file, part))
             start, end = (min(token_id, known) * old_bytes for token_id in (ids[0], ids[-1] + 1))
             raw_old = place.read(start, end).ljust(len(ids) * old_bytes, b"\0")
             if raw == raw_old and tensor.dtype == stored.dtype:

@@ -39,7 +39,7 @@ from registry.peft_format import (
 )
 from registry.tensor_names import UploadedTensors, changed_together, hint, name_tensors
 from registry.tensor_values import TensorValues, scan_tensor
-from registry.token_rows import END_WEIGHTS, TOKEN_TENSORS, Upload, add_rows, find_rows
+from registry.token_rows import END_WEIGHTS, TOKEN_TENSORS, UploadedWeights, add_rows, find_rows
 
 # Functions import numpy when they are called, as in registry.tensor_values.
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def check_adapter(
     uploaded = name_tensors(read_weights_header(file, limits))
     _check_towers(file, uploaded)
     copies = find_copies(uploaded.header, base)
-    rows = find_rows(Upload(file, uploaded.header, base), copies, config, limits.max_rank)
+    rows = find_rows(UploadedWeights(file, uploaded.header, base), copies, config, limits.max_rank)
     others = {name: copied for name, copied in copies.items() if copied not in END_WEIGHTS}
     _check_copies(file, uploaded, others, base)
     uploaded = uploaded.without(copies.keys() | TOKEN_TENSORS)
@@ -100,8 +100,8 @@ def check_adapter(
     modules = _effects(names, config, uploaded, features, limits)
     if _ties_ends(config, base) and HEAD in modules:
         _check_tied(file, header)
-    upload = Upload(file, header, base)
-    header, with_rows = add_rows(upload, modules, rows, limits.max_rank)
+    weights = UploadedWeights(file, header, base)
+    header, with_rows = add_rows(weights, modules, rows, limits.max_rank)
     values = {name: scan_tensor(file, name, tensor) for name, tensor in header.tensors.items()}
     norms = _norms(with_rows, values)
     warnings = [
@@ -318,29 +318,21 @@ def _effects(
     modules = {}
     for name in names:
         trained_name = uploaded.trained_name(name)
-        shapes = _shapes(name, uploaded.header)
-        _check_shapes(name, shapes, features[name])
-        rank = shapes[0][0]
-        _check_rank(name, shapes, config.rank(trained_name), limits.max_rank)
+        a, b = (uploaded.header.tensors[tensor].shape for tensor in lora_names(name))
+        _check_shapes(name, a, b, features[name])
+        rank = a[0]
+        _check_rank(name, rank, b[1], config.rank(trained_name), limits.max_rank)
         effect = ModuleScale(rank, config.scale(trained_name, rank))
         _check_scale(name, effect, limits.max_scale)
         modules[name] = effect
     return modules
 
 
-_Shapes = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-def _shapes(module: str, header: Header) -> _Shapes:
-    """Shapes of a module's A and B."""
-    a, b = (header.tensors[name].shape for name in lora_names(module))
-    return a, b
-
-
-def _check_shapes(module: str, shapes: _Shapes, features: tuple[int, int]) -> None:
+def _check_shapes(
+    module: str, a: tuple[int, ...], b: tuple[int, ...], features: tuple[int, int]
+) -> None:
     """Check that A is [rank, in_features] and B is [out_features, rank]."""
     in_features, out_features = features
-    a, b = shapes
     if len(a) != 2 or len(b) != 2 or a[1] != in_features or b[0] != out_features:
         raise _fault(
             "wrong_shape",
@@ -349,9 +341,8 @@ def _check_shapes(module: str, shapes: _Shapes, features: tuple[int, int]) -> No
         )
 
 
-def _check_rank(module: str, shapes: _Shapes, expected: int | None, max_rank: int) -> None:
+def _check_rank(module: str, a: int, b: int, expected: int | None, max_rank: int) -> None:
     """Check that A and B have one rank, that of the config if that is known, within the limit."""
-    a, b = shapes[0][0], shapes[1][1]
     if not a == b == (expected or a):
         raise _fault(
             "rank_mismatch",
