@@ -266,7 +266,7 @@ def test_a_device_drafts_by_its_own_steps_which_it_measures_as_graphs(model_dir,
         if speculation == "off":
             assert found._most_choices == 0
         else:
-            assert [tokens for tokens, _ in found._curve.points] == [1, 2, 4, 8]
+            assert [tokens for tokens, _ in found.estimate.curve.points] == [1, 2, 4, 8]
             assert (found._lag, found._most_choices) == (1, 13)
     assert eager == []
     assert TokenMeter.read(tmp_path / "meter")[:2] == (0, 0)
