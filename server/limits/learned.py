@@ -10,7 +10,7 @@ _MAX_TENANTS = 10_000
 _MEAN_GAIN = 1 / 8
 _DEVIATION_GAIN = 1 / 4
 _DEVIATIONS = 2
-"""Gains and shape of TCP's estimate of round trips (RFC 6298), which has the same problem."""
+"""Gains and form of TCP's estimate of round trips (RFC 6298), which has the same problem."""
 
 
 @dataclass(slots=True)

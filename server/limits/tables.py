@@ -3,6 +3,7 @@
 from sqlalchemy import Column, Integer, String, Table
 
 from registry.tables import metadata
+from server.limits.amounts import LIMITS
 
 # Limits of an adapter for all its users: its owner and the tenants it is shared with.
 # tenant_id: the owner.
@@ -11,9 +12,7 @@ adapter_limits = Table(
     metadata,
     Column("adapter_id", String(64), primary_key=True),
     Column("tenant_id", String(64), nullable=False),
-    Column("requests_per_minute", Integer),
-    Column("tokens_per_minute", Integer),
-    Column("max_concurrency", Integer),
+    *(Column(name, Integer) for name in LIMITS),
 )
 
 # Limits of a tenant on one base model, with and without adapters.   base_model: its name.
@@ -22,7 +21,5 @@ base_limits = Table(
     metadata,
     Column("tenant_id", String(64), primary_key=True),
     Column("base_model", String(256), primary_key=True),
-    Column("requests_per_minute", Integer),
-    Column("tokens_per_minute", Integer),
-    Column("max_concurrency", Integer),
+    *(Column(name, Integer) for name in LIMITS),
 )

@@ -143,18 +143,15 @@ class EnginePool:
             return min(ready, key=lambda engine: engine.num_requests)
         marks = marks_of(request)
         cached, num_tokens = self._prefixes.cached_tokens(marks), len(request.prompt_token_ids)
-        views = {
-            engine.view(request.adapter, num_tokens - cached.get(engine.name, 0)): engine
-            for engine in ready
-        }
-        chosen = views[router.route(views, _key(request, marks))]
-        self._prefixes.note(chosen.name, marks)
-        return chosen
+        views = [it.view(request.adapter, num_tokens - cached.get(it.name, 0)) for it in ready]
+        name = router.route(views, _key(request, marks)).name
+        self._prefixes.note(name, marks)
+        return next(engine for engine in ready if engine.name == name)
 
     def _place(self, adapter: AdapterRef) -> PooledEngine | None:
         """The engine that a request on this adapter would go to now."""
-        views = {engine.view(adapter): engine for engine in self._members.ready}
-        return views[router.route(views, adapter.object_key)] if views else None
+        views = [engine.view(adapter) for engine in self._members.ready]
+        return self.find(router.route(views, adapter.object_key).name) if views else None
 
     # ---- adapters ----
 

@@ -12,9 +12,8 @@ not know of each other's requests yet send one adapter to one engine.
 """
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 LOAD_PRICE = 2.0
 """Price of a second of loading in seconds of waiting: evicted adapters will be loaded again."""
@@ -44,7 +43,7 @@ class EngineView:
     prefill_s: float = 0.0
 
 
-def route(views: Collection[EngineView], key: str) -> EngineView:
+def route(views: Sequence[EngineView], key: str) -> EngineView:
     """The engine for a request.
 
     key: decides between equal costs. It is the adapter's, so that all its requests agree; requests
@@ -53,7 +52,7 @@ def route(views: Collection[EngineView], key: str) -> EngineView:
     costs = [cost_s(view) for view in views]
     limit = min(costs) + INDIFFERENCE_S
     equals = {view.name: view for view, cost in zip(views, costs, strict=True) if cost <= limit}
-    return equals[home(equals, key)]
+    return equals[home(list(equals), key)]
 
 
 def cost_s(view: EngineView) -> float:
@@ -62,14 +61,13 @@ def cost_s(view: EngineView) -> float:
     return view.request_s * _crowd(view.num_requests / view.seats) + load_s + view.prefill_s
 
 
-def home(names: Collection[str], key: str) -> str:
+def home(names: Sequence[str], key: str) -> str:
     """The engine of highest rank for a key, by rendezvous hashing (Thaler 1998): when an engine
     comes or goes, only its own keys move.
     """
     if len(names) == 1:
-        return next(iter(names))
-    rank = partial(hashlib.blake2b, digest_size=8)
-    return max(names, key=lambda name: rank(f"{key}\n{name}".encode()).digest())
+        return names[0]
+    return max(names, key=lambda n: hashlib.blake2b(f"{key}\n{n}".encode(), digest_size=8).digest())
 
 
 def _crowd(fill: float) -> float:

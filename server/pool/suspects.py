@@ -136,5 +136,5 @@ class Suspects:
 def fingerprint(request: AddRequest) -> str:
     """A hash of the request's tenant, adapter, prompts, sampling parameters and grammar."""
     digest = request.adapter.digest if request.adapter else None
-    shape = (request.tenant_id, digest, request.prompts, request.sampling_params, request.grammar)
-    return hashlib.blake2b(repr(shape).encode(), digest_size=16).hexdigest()
+    asked = (request.tenant_id, digest, request.prompts, request.sampling_params, request.grammar)
+    return hashlib.blake2b(repr(asked).encode(), digest_size=16).hexdigest()
