@@ -116,7 +116,7 @@ def answer_of(error: Exception) -> ErrorAnswer:
         return error
     fault = _fault_of(error)
     status, type_, fixed = next(_ANSWERS[cls] for cls in type(fault).__mro__ if cls in _ANSWERS)
-    if status == 500 and error.__traceback__ is not None:
+    if status == 500:
         logs.note(trace=trace_of(error))
     told = {"message": str(fault), "type": type_, "param": fault.param, "code": fault.code}
     headers = dict(fixed)

@@ -95,11 +95,12 @@ class Edge:
                 await self._app(scope, receive, exchange.send)
         except (Exception, asyncio.CancelledError) as error:
             # A fault of the server: the client is not told its cause, the log gets its trace.
-            note(trace=trace_of(error))
             spans.note_error(type(error).__name__)
-            if exchange.status is not None or _is_cancelled():
+            is_closed = exchange.status is not None or _is_cancelled()
+            answer = None if is_closed else error_response(Failed())
+            note(trace=trace_of(error))
+            if answer is None:
                 raise  # the answer has begun, or nobody waits for it: the connection is closed
-            answer = error_response(Failed())
             await answer(scope, receive, exchange.send)
         finally:
             line = exchange.line()

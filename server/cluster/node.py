@@ -121,7 +121,7 @@ def _check_local(local: Path) -> None:
 
 
 def _check_model(node: Node, template: EngineTemplate) -> Path:
-    """The model's folder on this node. Raises NodeNotReady, ModelNotFound."""
+    """The model's folder on this node. Raises NodeNotReady, ServeError."""
     path = find_model(template.model)
     try:
         base = BaseModel.load(path, template.model_id, node.local.parent / "models")

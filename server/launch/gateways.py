@@ -111,7 +111,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise AddressInUse(host, port, error.strerror or str(error)) from None
+        reason = error.strerror or str(error)
+        message = f"Cannot listen on {host}:{port} ({reason}); choose another --port."
+        raise AddressInUse(message) from None
     return listener
 
 

@@ -17,7 +17,7 @@ from registry.extras import ExtraMissing
 from server.cluster.node import Node, NodeNotReady, prepare
 from server.cluster.pool import Pool
 from server.launch.engine_template import EngineTemplate
-from server.launch.errors import ModelNotFound
+from server.launch.errors import ServeError
 from server.launch.homes import Home
 from server.launch.placed_engines import PlacedEngines, RayCluster
 from server.launch.placer_config import PlacerConfig
@@ -135,7 +135,7 @@ def test_what_is_left_of_an_engine_needs_neither_model_nor_store(settings, node,
 
 def test_a_node_without_the_model_says_so(node, model):
     shutil.rmtree(model)
-    with pytest.raises(ModelNotFound, match="no such folder"):
+    with pytest.raises(ServeError, match="no such folder"):
         prepare(node, template_of(node))
 
 

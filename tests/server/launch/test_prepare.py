@@ -13,7 +13,6 @@ from engine.wire import read_vocabulary
 from registry.extras import ExtraMissing
 from server.launch.errors import (
     AddressInUse,
-    ModelNotFound,
     ServeError,
 )
 from server.launch.model_folder import find_model
@@ -112,7 +111,7 @@ def test_a_path_too_long_for_its_sockets_is_refused(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub():
-    with pytest.raises(ModelNotFound, match="no such folder, and no hub id either"):
+    with pytest.raises(ServeError, match="no such folder, and no hub id either"):
         find_model("/nowhere/at/all")
 
 

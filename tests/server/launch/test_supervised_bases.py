@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.leaving import forget_settled, mark_settled
-from server.launch.errors import ModelNotFound, ServeError
+from server.launch.errors import ServeError
 from server.launch.homes import Home, home_of
 from server.launch.loaded_base import LoadedBase
 from server.launch.local_engines import ThisMachine
@@ -33,7 +33,7 @@ class FakeTokenizer:
 def load(settings):
     """Stand for reading a model's folder; "missing" is none."""
     if settings.model == "missing":
-        raise ModelNotFound("missing", "no such folder")
+        raise ServeError("There is no model 'missing': no such folder.")
     if settings.model == "odd":
         raise RecursionError("deep")
     base = SimpleNamespace(path=f"/{settings.model}", base_revision=REVISIONS[settings.model])
@@ -157,7 +157,7 @@ def test_a_home_whose_sockets_would_have_too_long_paths_is_refused(tmp_path):
 
 
 def test_a_model_of_the_settings_that_cannot_be_served_ends_the_start(world):
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(ServeError, match="missing"):
         world.start(A, {"model": "missing"})
 
 
