@@ -246,7 +246,7 @@ class Admission:
         grant = await self.limiter.acquire(
             ticket.request_id, limits, tokens=tokens, lifetime_ms=lifetime_ms
         )
-        ticket.grant = ticket.grant.joined(grant)
+        ticket.grant = ticket.grant.joined(grant) if ticket.grant.limits else grant
 
     @spans.traced("hold")
     async def _write_hold(self, ticket: Ticket, engine_id: str | None) -> int:
