@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -21,9 +21,12 @@ from engine.messages import (
     AddRequest,
     EngineStats,
     ExtendLease,
+    ForgetDrafts,
     Heartbeat,
     Hello,
     LeaseLow,
+    PinAdapters,
+    Prefetch,
     ProofResult,
     ProveAdapter,
     ReadJournal,
@@ -43,7 +46,6 @@ from registry.ref import AdapterRef
 
 logger = logging.getLogger(__name__)
 
-_Answer = TypeVar("_Answer")
 _JOURNAL_TIMEOUT_S = 10.0
 _PROOF_TIMEOUT_S = 1800.0
 """Longest wait for a proof: its requests have deadlines, and its arithmetic a share of the time, or
@@ -150,7 +152,7 @@ class EngineClient:
             request.first_token_timeout_s + _FIRST_TOKEN_LATE_S, delivery.fail_unless_begun
         )
         try:
-            await self.tell(request)
+            await self._send(request)
             await delivery.ended
         finally:
             late.cancel()
@@ -160,16 +162,15 @@ class EngineClient:
                 await self.abort(request.request_id)
 
     async def abort(self, request_id: str) -> None:
-        await self.tell(AbortRequests(request_ids=(request_id,)))
+        await self._send(AbortRequests(request_ids=(request_id,)))
 
     async def extend_lease(self, request_id: str, token_lease: int) -> None:
         """Tell the engine that the hold now covers `token_lease` completion tokens in total."""
-        await self.tell(ExtendLease(request_id=request_id, token_lease=token_lease))
+        await self._send(ExtendLease(request_id=request_id, token_lease=token_lease))
 
-    async def tell(self, message: object) -> None:
-        """Send a message, unless the engine is gone, which then has nothing to abort either."""
-        if self._connection and self.is_ready:
-            await self._connection.send(message)
+    async def tell(self, message: Prefetch | PinAdapters | ForgetDrafts | TenantService) -> None:
+        """Tell the engine something that it does not answer."""
+        await self._send(message)
 
     async def prove(self, adapter: AdapterRef, object_path: Path, *, alone: bool) -> Proof:
         """Have the engine prove an adapter; see ProveAdapter. Raises EngineDeadError, and
@@ -184,7 +185,10 @@ class EngineClient:
             proof_id=proof_id, adapter=adapter, object_path=str(object_path), alone=alone
         )
         try:
-            return await self._ask(message, waiter, _PROOF_TIMEOUT_S)
+            await self._send(message)
+            return await asyncio.wait_for(waiter, _PROOF_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineDeadError("the engine does not answer") from None
         finally:
             del self._proof_waiters[proof_id]
 
@@ -194,20 +198,14 @@ class EngineClient:
             raise EngineDeadError("the engine is starting")
         waiter: asyncio.Future[JournalRecords] = asyncio.get_running_loop().create_future()
         self._journal_waiters.append(waiter)
-        message = ReadJournal(engine_id=engine_id, settled_seq=settled_seq, limit=limit)
-        answer = await self._ask(message, waiter, _JOURNAL_TIMEOUT_S)
+        await self._send(ReadJournal(engine_id=engine_id, settled_seq=settled_seq, limit=limit))
+        try:
+            answer = await asyncio.wait_for(waiter, _JOURNAL_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineDeadError("the engine does not answer") from None
         if answer.engine_id != engine_id:
             raise EngineDeadError("another engine is in its place")
         return answer
-
-    async def _ask(
-        self, message: object, waiter: asyncio.Future[_Answer], time_s: float
-    ) -> _Answer:
-        try:
-            await self.tell(message)
-            return await asyncio.wait_for(waiter, time_s)
-        except TimeoutError:
-            raise EngineDeadError("the engine does not answer") from None
 
     # ---- the connection ----
 
@@ -229,6 +227,11 @@ class EngineClient:
                     self._connection.close()
                 await asyncio.sleep(_RECONNECT_S)
 
+    async def _send(self, message: object) -> None:
+        # Nothing is sent to an engine that is gone, which has no requests to abort either.
+        if self._connection and self.is_ready:
+            await self._connection.send(message)
+
     def _lose_engine(self) -> None:
         """Note that the engine is gone, and end everything that waits for it."""
         is_death = self._ready.is_set() and not (self.stats and self.stats.is_leaving)
@@ -241,12 +244,12 @@ class EngineClient:
         for delivery in self._deliveries.values():
             had_it = is_death and delivery.sent_at <= read_until
             delivery.fail(EngineDied(start) if had_it else EngineDeadError("the engine died"))
-        waiters: list[asyncio.Future[Any]]
-        waiters = [*self._journal_waiters, *self._proof_waiters.values()]
-        self._journal_waiters = []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(EngineDeadError("the engine died"))
+        waiters, self._journal_waiters = self._journal_waiters, []
+        futures: list[asyncio.Future[JournalRecords] | asyncio.Future[Proof]]
+        futures = [*waiters, *self._proof_waiters.values()]
+        for future in futures:
+            if not future.done():
+                future.set_exception(EngineDeadError("the engine died"))
 
     async def _take(self, message: object) -> None:
         self._heard_at = time.monotonic()

@@ -295,7 +295,7 @@ def test_an_engine_ends_the_requests_of_a_silent_gateway_and_then_itself(engine,
             assert journal.records[0].stop_cause == "gateway_lost"
             assert journal.records[0].num_completion_tokens > 0
             # The engine answers the gateway's next message by saying that it no longer knows it.
-            await silent.tell(Heartbeat())
+            await silent._send(Heartbeat())
             with pytest.raises(EngineDeadError):
                 await drain(stream)
             await silent.wait_ready(START_S)
