@@ -18,7 +18,7 @@ from server.inference.encoders import Encoders
 from server.limits.memory import MemoryLimiter
 from tests.registry.publishing import publish
 from tests.server.factories import NOW_MS
-from tests.server.fake_engines import FakeEngines
+from tests.server.fake_engines import FakeEngine, FakeEngines
 from tests.server.in_process import InProcess, User
 
 T = TypeVar("T")
@@ -38,16 +38,12 @@ class Failing(FakeEngines):
         if step == self.fails_at:
             raise self.error
 
-    def route(self, request: AddRequest, besides: str | None = None) -> str:
+    def route(self, request: AddRequest, besides: str | None = None) -> FakeEngine:
         self._pass("route")
         return super().route(request, besides)
 
-    async def prefetch(self, tenant_id: str, adapter: AdapterRef, name: str | None = None) -> None:
+    async def prefetch(self, tenant_id: str, adapter: AdapterRef) -> None:
         self._pass("prefetch")
-
-    def engine_id(self, name: str) -> str:
-        self._pass("engine_id")
-        return super().engine_id(name)
 
 
 class Full(Encoders):
@@ -99,7 +95,6 @@ def standings(user: User) -> Any:
         ("route", "engine_unavailable"),
         ("tokens", "rate_limit_exceeded"),
         ("prefetch", "engine_unavailable"),
-        ("engine_id", "engine_unavailable"),
         ("hold", "insufficient_quota"),
     ],
 )
