@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine.models.checkpoint import projection_name
 from engine.models.config import DecoderConfig
-from engine.weights import load_config
+from engine.models.weights import load_config
 from lora.layout import PROJECTIONS, ModelShape
 
 _ROOT = Path(__file__).parent.parent

@@ -16,7 +16,7 @@ from engine.build import build_core
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.models.config import DecoderConfig
-from engine.weights import load_config
+from engine.models.weights import load_config
 from lora.layout import Layout
 
 DEVICE, DTYPE = "cpu", torch.float32

@@ -14,7 +14,7 @@ from bench.outcome import Outcome, gaps_between
 from bench.report import percentiles_ms, ratio
 from bench.session import Ask, Session, run
 from engine.config import SchedulingPolicy
-from engine.fairness import DECODE_COST, PREFILL_COST
+from engine.scheduling.fairness import DECODE_COST, PREFILL_COST
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 
 from bench.outcome import Outcome
 from engine.core import EngineCore
-from engine.messages import AbortRequests, AddRequest, RequestOutput, SamplingParams, StepOutputs
+from engine.wire.messages import (
+    AbortRequests,
+    AddRequest,
+    RequestOutput,
+    SamplingParams,
+    StepOutputs,
+)
 from registry.ref import AdapterRef
 
 GATEWAY = "bench"

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from engine.batch import Batch
-from engine.core import EngineCore, Runner
+from engine.core import EngineCore
+from engine.steps.batch import Batch
+from engine.steps.runner import Runner
 
 
 class StepLog:

@@ -17,13 +17,13 @@ import torch
 from engine.build import build_core
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
-from engine.journal_files import JournalGone
-from engine.journal_records import JournalCorrupt
+from engine.journal.files import JournalGone
+from engine.journal.lines import JournalCorrupt
 from engine.leaving import Leaving
-from engine.messages import Welcome
 from engine.process import EngineProcess, engine_identity, lock_directory
-from engine.scheduler import ArenaTooSmall
-from engine.wire import read_vocabulary
+from engine.scheduling.scheduler import ArenaTooSmall
+from engine.wire.encoding import read_vocabulary
+from engine.wire.messages import Welcome
 from lora import log_lines
 from lora.beat import Beat
 

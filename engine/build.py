@@ -9,29 +9,30 @@ from typing import Literal
 
 import torch
 
-from engine.backend import Backend, MeasuredRunner
 from engine.config import DEVICE_DEFAULTS, EngineConfig
-from engine.core import EngineCore, Runner
+from engine.core import EngineCore
 from engine.cpu.backend import cpu_backend
 from engine.cpu.draft_model import open_draft_model
 from engine.drafts.model import ModelDrafter
-from engine.drafts.pools import DraftPools
+from engine.drafts.shared import DraftPools
+from engine.drafts.speculation import Speculation
 from engine.drafts.text import TextDrafter
 from engine.errors import UnsupportedModel
 from engine.grammar.matcher import Grammars
-from engine.journal import Journal
-from engine.merged import MergedModel
-from engine.meter import TokenMeter
+from engine.journal.journal import Journal
+from engine.kv.swap import PreemptionCosts, SwapSpace
 from engine.models.config import DecoderConfig
+from engine.models.ranks import Ranks
 from engine.models.rounding import NO_ROUNDING, WeightRounding
-from engine.rank_group import LeadingRunner, RankGroup
-from engine.ranks import Ranks
-from engine.scheduler import Scheduler
-from engine.segments import Tables
-from engine.speculation import Speculation
-from engine.step_measurement import DEVICE_SIZES, SIZES, measure_steps, steps_of
-from engine.swap import PreemptionCosts, SwapSpace
-from engine.weights import ServedNumbers, load_config
+from engine.models.weights import ServedNumbers, load_config
+from engine.proofs.merged import MergedModel
+from engine.ranks.group import LeadingRunner, RankGroup
+from engine.scheduling.scheduler import Scheduler
+from engine.steps.backend import Backend, MeasuredRunner
+from engine.steps.measurement import DEVICE_SIZES, SIZES, measure_steps, steps_of
+from engine.steps.meter import TokenMeter
+from engine.steps.runner import Runner
+from engine.steps.segments import Tables
 from lora.arena import Arena
 from lora.batch import DeviceTables
 from lora.filling import SlabFiller
@@ -40,13 +41,13 @@ from lora.loader import ThreadLoader
 from lora.manager import AdapterManager
 from lora.packed import PackedForm
 from lora.residency import ResidencyConfig
-from registry.peft_format import MAX_ADDED_TOKENS
+from registry.formats.peft_format import MAX_ADDED_TOKENS
 
 logger = logging.getLogger(__name__)
 
 _DEFAULT_MAX_MODEL_LEN = 8192
 _PROOF_PRECISION = {True: 0.005, False: 0.05}
-"""Share of an adapter's effect that serving may lose (engine.proof), by whether all is float32."""
+"""Share of an adapter's effect that serving may lose (engine.proofs), by whether all is float32."""
 _DRAFT_SHARE = 1 / 8
 """Share of the arena that a draft model's KV may have from idle prefixes and adapters."""
 

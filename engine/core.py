@@ -1,15 +1,18 @@
 """The engine's core: messages in, steps, messages out. No sockets, threads or torch of its own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from typing import Protocol
 
-from engine.batch import Batch, StepResult, StepTokens
-from engine.grammar.matcher import Mask
-from engine.journal import Journal, JournalFull
+from engine.journal.journal import Journal, JournalFull
 from engine.leaving import refusal
-from engine.messages import (
+from engine.proofs.proof import ProofRunner, Reference
+from engine.requests.request import RequestGroup
+from engine.scheduling.scheduler import Scheduler
+from engine.steps.batch import Batch, StepResult, StepTokens
+from engine.steps.runner import Runner
+from engine.steps.times import PhaseSeconds, StepTimes, size_of
+from engine.wire.messages import (
     NOT_METERED,
     PROOF_TENANT,
     PROVING,
@@ -31,11 +34,7 @@ from engine.messages import (
     TenantService,
     TierStats,
 )
-from engine.proof import ProofRunner, Reference
-from engine.records import EndRecord, JournalRecords, ResidencyItem
-from engine.request import RequestGroup
-from engine.scheduler import Scheduler
-from engine.step_times import PhaseSeconds, StepTimes, size_of
+from engine.wire.records import EndRecord, JournalRecords, ResidencyItem
 from lora.beat import Beat
 from lora.residency_meter import Stay
 
@@ -58,35 +57,6 @@ _MOST_TENANTS = 10
 """Tenants whose seconds of grammars are in the figures: those with the most."""
 _DISK_S = SILENCE_S
 """Longest time that a disk may hold up the loop. Gateways wait for as long without being told."""
-
-
-class Runner(Protocol):
-    """Runs steps on the device, in the order in which they are launched.
-
-    lag: steps that may run while the next one is being scheduled; 0 if `launch` itself computes.
-    """
-
-    lag: int
-
-    def launch(self, batch: Batch) -> None:
-        """Begin a step. If it is constrained, its tokens are chosen by `choose`, else at once."""
-        ...
-
-    def choose(self, masks: Mapping[int, Sequence[Mask]]) -> None:
-        """Choose the tokens of the newest step, which is constrained.
-
-        masks: by row number, of the next token, then of those behind drafts. A constrained row
-        without a mask chooses no token, and one with too few verifies fewer drafts.
-        """
-        ...
-
-    def count_forced(self, num_tokens: int) -> None:
-        """Count tokens that answers got without a choice, as the meter counts chosen ones."""
-        ...
-
-    def collect(self) -> StepTokens:
-        """Wait until the oldest step has finished, and return its tokens."""
-        ...
 
 
 class EngineCore:

@@ -14,9 +14,16 @@ from pathlib import Path
 
 import zmq
 
-from engine.messages import Heartbeat, Hello
-from engine.tcp import TcpListener
-from engine.wire import UNEXPECTED_NUMBER, NotSendable, Numbering, WireError, decode, encode
+from engine.wire.encoding import (
+    UNEXPECTED_NUMBER,
+    NotSendable,
+    Numbering,
+    WireError,
+    decode,
+    encode,
+)
+from engine.wire.messages import Heartbeat, Hello
+from engine.wire.tcp import TcpListener
 
 logger = logging.getLogger(__name__)
 

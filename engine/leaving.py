@@ -13,10 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.messages import AddRequest, RequestOutput, StepOutputs
+from engine.wire.messages import AddRequest, RequestOutput, StepOutputs
 
-LEAVING = "leaving"
-"""Error of a request that is refused because the engine is leaving its pool."""
 GRACE_S = 1.0
 """Grace period, longer than from a gateway's choice of an engine to the request's arrival."""
 

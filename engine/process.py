@@ -14,9 +14,10 @@ from typing import IO, Protocol
 from engine.config import EngineConfig
 from engine.core import Busy, FromGateway, ToGateway
 from engine.gateways import Gateways
-from engine.journal_files import JournalGone
-from engine.leaving import LEAVING, Leaving, forget_settled, refusal
-from engine.messages import (
+from engine.journal.files import JournalGone
+from engine.leaving import Leaving, forget_settled, refusal
+from engine.wire.messages import (
+    LEAVING,
     SILENCE_S,
     AddRequest,
     EngineStats,
@@ -26,7 +27,7 @@ from engine.messages import (
     TenantService,
     Welcome,
 )
-from engine.tcp import TcpListener
+from engine.wire.tcp import TcpListener
 from lora.beat import Beat
 
 logger = logging.getLogger(__name__)

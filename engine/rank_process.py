@@ -3,7 +3,7 @@
 The process computes the steps that the first rank sends, and reads its shards of adapters into the
 slabs that the first rank names. It decides nothing, and ends when the first rank ends.
 
-STEPS, PLACEMENTS: file descriptors of its ends of two channels; see engine.rank_group.
+STEPS, PLACEMENTS: file descriptors of its ends of two channels; see engine.ranks.group.
 """
 
 import json
@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 
-from engine.batch_wire import decode, digest_of
 from engine.build import build_rank
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
-from engine.int_channel import ChannelClosed, IntChannel
-from engine.rank_group import FAILURES, PLACED
-from engine.ranks import TorchRanks
+from engine.models.ranks import TorchRanks
+from engine.ranks.batch_row import decode, digest_of
+from engine.ranks.group import FAILURES, PLACED
+from engine.ranks.int_channel import ChannelClosed, IntChannel
 from lora import log_lines
 from lora.batch import DeviceTables
 from lora.disk_cache import packed_path
@@ -50,7 +50,7 @@ class PlacedAdapters:
         self._owners: dict[int, str] = {}
 
     def tables(self, key: str) -> tuple[int, DeviceTables]:
-        """See engine.segments.Tables: key and generation are the number of the placement."""
+        """See engine.steps.segments.Tables: key and generation are the number of the placement."""
         return int(key), self._tables[key]
 
     def place(self, number: int, digest: str, slabs: list[int]) -> int:

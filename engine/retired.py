@@ -16,12 +16,12 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.core import Busy, FromGateway
-from engine.journal import Journal
-from engine.journal_records import JournalCorrupt
+from engine.journal.journal import Journal
+from engine.journal.lines import JournalCorrupt
 from engine.leaving import Leaving, mark_settled
-from engine.messages import EngineStats, ReadJournal, Welcome
 from engine.process import Core, EngineProcess, engine_identity, lock_directory
-from engine.records import JournalRecords
+from engine.wire.messages import EngineStats, ReadJournal, Welcome
+from engine.wire.records import JournalRecords
 from lora import log_lines
 from lora.beat import Beat
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from lora.errors import AdapterError
 from registry.errors import InvalidAdapter
-from registry.peft_format import TensorInfo, lora_names, open_canonical
+from registry.formats.peft_format import TensorInfo, lora_names, open_canonical
 
 _NUMPY: dict[str, np.dtype[np.generic]] = {
     "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4")

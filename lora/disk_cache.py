@@ -20,7 +20,7 @@ from typing import BinaryIO
 from lora.errors import AdapterError, LoraError
 from lora.heap_dict import HeapDict
 from registry.errors import NoRoom
-from registry.free_space import FreeSpace
+from registry.storage.free_space import FreeSpace
 
 _SUFFIX = ".packed"
 _DRAFT = ".draft"

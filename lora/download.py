@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from lora.errors import DROPPED, AdapterError
 from registry.errors import ObjectNotFound, StorageError
-from registry.storage import Storage
+from registry.storage.storage import Storage
 
 PART_BYTES = 8 << 20
 """Size of one GET; a smaller object is a single GET."""

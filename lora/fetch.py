@@ -39,8 +39,8 @@ from lora.loads import Fetched
 from lora.packed import PackedForm, PackedHeader, slabs_bytes
 from lora.packing import pack
 from registry.extras import ExtraMissing
-from registry.free_space import FULL, FreeSpace
-from registry.storage_url import open_storage
+from registry.storage.free_space import FULL, FreeSpace
+from registry.storage.url import open_storage
 
 logger = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from functools import cached_property
 from itertools import groupby
 
 from kernels.tiles import ADDRESS_UNIT_BYTES, MAX_RANK, RANK_ROWS
-from registry.peft_format import MAX_ADDED_TOKENS
+from registry.formats.peft_format import MAX_ADDED_TOKENS
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

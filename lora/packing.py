@@ -19,7 +19,7 @@ from lora.layout import CUT_BY_INPUTS, FUSED, PROJECTIONS, Layout, Place, Tile
 from lora.packed import MAX_HEADER_BYTES, PackedForm, PackedHeader
 from lora.shard import Shard
 from registry.errors import InvalidAdapter
-from registry.peft_format import (
+from registry.formats.peft_format import (
     EMBEDDING,
     HEAD,
     MAX_ADDED_TOKENS,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kernels.work import Site
 from lora.layout import PROJECTIONS, Layout, ModelShape
-from registry.peft_format import MAX_ADDED_TOKENS
+from registry.formats.peft_format import MAX_ADDED_TOKENS
 
 _MOST_PROJECTIONS = 3
 """Number of projections of a site that all kernels take at once."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class BaseRef:
     """The base model that a version was proved on.
 
-    revision: sha256 of its config and weights.   variant: as registry.base_model documents it.
+    revision: sha256 of its config and weights.   variant: as registry.base.base_model documents it.
     """
 
     revision: str

@@ -12,17 +12,17 @@ from sqlalchemy import Connection
 
 from engine.errors import EngineAwayError
 from registry.base_ref import BaseRef
-from registry.catalog import Catalog
-from registry.free_space import FreeSpace
-from registry.proof import Proof
+from registry.catalog.catalog import Catalog
+from registry.checks.validate import AdapterLimits
+from registry.checks.validator import Validator
 from registry.ref import AdapterRef
-from registry.storage import Storage, folder_of
-from registry.storage_url import open_storage
-from registry.upload_build import UploadBuilder
-from registry.upload_rules import RegistryLimits
-from registry.validate import AdapterLimits
-from registry.validator import Validator
-from registry.work_dir import WorkDir
+from registry.storage.free_space import FreeSpace
+from registry.storage.storage import Storage, folder_of
+from registry.storage.url import open_storage
+from registry.storage.work_dir import WorkDir
+from registry.uploads.build import UploadBuilder
+from registry.uploads.proof import Proof
+from registry.uploads.rules import RegistryLimits
 from server.accounts import audit_log
 from server.accounts.admin_key import AdminKey
 from server.accounts.identities import Identities

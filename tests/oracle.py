@@ -7,7 +7,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from registry.peft_config import CONFIG_FILE
+from registry.formats.peft_config import CONFIG_FILE
 from tests.tiny_models import load_model
 
 

@@ -17,8 +17,8 @@ import sqlalchemy as sa
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from registry.s3_location import S3Location
-from registry.storage_url import parse_storage_url
+from registry.storage.s3_location import S3Location
+from registry.storage.url import parse_storage_url
 from server.api.addresses import is_in
 from server.api.http_protocol import HttpLimits
 from server.api.routes import machines as machine_routes

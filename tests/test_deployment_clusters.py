@@ -17,7 +17,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.messages import GrammarStats
+from engine.wire.messages import GrammarStats
 from server.api.metrics import Metrics
 from server.billing.audit.report import Report
 from server.launch.secrets import Secrets

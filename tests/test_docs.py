@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from registry.proof import Verdict
+from registry.uploads.proof import Verdict
 from server.inference.errors import FAILURES
 from tests.ci_scripts import load_script
 

@@ -14,7 +14,7 @@ from bench import child, json_lines
 from tests.gpu.checks import CHECKS
 from tests.gpu.harness import Checks
 
-SOME = ("imports", "models.llama", "models.qwen3_moe", "engine.proof")
+SOME = ("imports", "models.llama", "models.qwen3_moe", "engine.proofs.proof")
 
 
 def run_dry(*arguments):

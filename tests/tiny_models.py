@@ -23,9 +23,10 @@ from lora.host import PackedAdapter, read_packed
 from lora.packed import PackedForm
 from lora.packing import pack
 from lora.shard import WHOLE, Shard
-from registry.base_model import BaseModel
-from registry.peft_config import CONFIG_FILE
-from registry.peft_format import (
+from registry.base.base_model import BaseModel
+from registry.checks.validate import AdapterLimits, check_adapter
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import (
     WEIGHTS_FILE,
     CanonicalAdapter,
     ModuleScale,
@@ -34,7 +35,6 @@ from registry.peft_format import (
     lora_names,
     write_canonical,
 )
-from registry.validate import AdapterLimits, check_adapter
 
 ALL_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LLAMA3_ROPE = {

@@ -27,7 +27,7 @@ from bench.measurement import Figures, in_turns
 from bench.report import percentiles_ms, ratio, rounded
 from bench.session import Ask
 from bench.step_log import StepLog
-from engine.messages import EngineStats
+from engine.wire.messages import EngineStats
 from registry.ref import AdapterRef
 
 _ROOM = 2

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from bench.session import GATEWAY, Session
-from engine.messages import PinAdapters, Prefetch
 from engine.process import LOADING_POLL_MS
+from engine.wire.messages import PinAdapters, Prefetch
 from registry.ref import AdapterRef
 
 _LONGEST_WAIT_S = 120.0

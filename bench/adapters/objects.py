@@ -8,7 +8,7 @@ import numpy as np
 from bench.adapters.s3_server import S3Server
 from engine.models.checkpoint import projection_name
 from lora.layout import PROJECTIONS, ModelShape
-from registry.peft_format import (
+from registry.formats.peft_format import (
     CanonicalAdapter,
     ModuleScale,
     TensorInfo,

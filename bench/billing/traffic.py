@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.records import EndRecord
+from engine.wire.records import EndRecord
 from server.billing.holds import Hold
 from server.billing.prices import Price
 from server.billing.rating import amount_nanousd

@@ -17,11 +17,11 @@ from bench.outcome import Outcome
 from bench.session import Ask, WallClock, run
 from bench.workload import BenchRequest
 from engine.core import EngineCore
-from registry.base_model import BaseModel
-from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE, write_canonical
+from registry.base.base_model import BaseModel
+from registry.checks.validate import AdapterLimits, check_adapter
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import WEIGHTS_FILE, write_canonical
 from registry.ref import AdapterRef
-from registry.validate import AdapterLimits, check_adapter
 
 _WARM_UP = (1,) * 16
 _QUOTA_BYTES = 4 << 30

@@ -20,10 +20,10 @@ from bench.gateway.http_client import HttpTarget
 from bench.measurement import Figures
 from bench.process_tree import cpu_seconds, peak_mb
 from bench.report import percentiles_ms, rate, rounded
-from engine.client import EngineClient
-from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError
-from engine.messages import AddRequest, SamplingParams
+from engine.wire.client import EngineClient
+from engine.wire.endpoint import Endpoint
+from engine.wire.messages import AddRequest, SamplingParams
 
 _HELD_P99_MS = 1000.0
 """Highest P99 of a rate that is held; besides, no request may fail."""

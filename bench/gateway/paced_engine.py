@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import engine.__main__ as engine_process
-from engine.batch import Batch, StepTokens
 from engine.build import build_core
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.meter import TokenMeter
+from engine.steps.batch import Batch, StepTokens
+from engine.steps.meter import TokenMeter
 
 
 class PacedRunner:

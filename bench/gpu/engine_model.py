@@ -12,14 +12,14 @@ import torch
 from bench.gpu.adapters import BASE_REVISION, fill_tiles, make_form, place
 from bench.gpu.machine import Machine
 from bench.gpu.steps import deal_blocks
-from engine.batch import Batch, ScheduledRow, StepTokens
 from engine.config import EngineConfig
 from engine.gpu.backend import assemble
 from engine.gpu.runner import GpuRunner
-from engine.meter import TokenMeter
 from engine.models.checkpoint import projection_name
 from engine.models.config import DecoderConfig
-from engine.request import PENDING_TOKEN
+from engine.requests.request import PENDING_TOKEN
+from engine.steps.batch import Batch, ScheduledRow, StepTokens
+from engine.steps.meter import TokenMeter
 from kernels.gpu import ops
 from lora.batch import DeviceTables
 from lora.layout import Layout, ModelShape

@@ -18,7 +18,7 @@ from bench.gpu.machine import Machine
 from bench.gpu.rows import Row
 from bench.gpu.steps import make_rows
 from bench.report import rounded
-from engine.batch import ScheduledRow
+from engine.steps.batch import ScheduledRow
 from lora.layout import Layout
 
 _AGREES, _DIFFERS = 0.1, 0.4

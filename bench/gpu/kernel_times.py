@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.gpu.check import note_wrong
 from bench.gpu.engine_model import EngineUnderTest
 from bench.report import rounded
-from engine.batch import ScheduledRow
+from engine.steps.batch import ScheduledRow
 
 _NAME = 80
 """Longest name of a kernel; torch's names of templates are longer than a line."""

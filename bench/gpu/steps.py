@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from bench.gpu.machine import Machine
-from engine.batch import Batch, ScheduledRow
 from engine.gpu.inputs import StepBuilder, StepInputs, StepLimits
-from engine.messages import SamplingParams
+from engine.steps.batch import Batch, ScheduledRow
+from engine.wire.messages import SamplingParams
 from kernels.gpu import ops
 from lora.batch import DeviceTables
 from lora.packed import PackedForm

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import torch
 
-from engine.backend import Backend
 from engine.config import EngineConfig
 from engine.cpu.choice import choose_kernels
 from engine.cpu.decoder import Decoder, attention_shape
 from engine.cpu.runner import ModelRunner
 from engine.errors import UnsupportedModel
-from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
+from engine.models.ranks import Ranks
 from engine.models.rounding import WeightRounding
-from engine.ranks import Ranks
-from engine.segments import Tables
-from engine.weights import ShardedWeights, give_back_memory, open_weights
+from engine.models.weights import ShardedWeights, give_back_memory, open_weights
+from engine.steps.backend import Backend
+from engine.steps.meter import TokenMeter
+from engine.steps.segments import Tables
 from kernels.cpu.errors import Unavailable
 from lora.layout import Layout
 from lora.packed import PackedForm

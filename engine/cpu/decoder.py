@@ -11,8 +11,8 @@ from engine.cpu.products import fused
 from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
 from engine.models.layer_norms import LayerNorms
+from engine.models.ranks import Ranks
 from engine.models.rounding import NO_ROUNDING, WeightRounding
-from engine.ranks import Ranks
 from kernels.cpu.embedding_lora import EmbeddingLoRA
 from kernels.cpu.interface import AttentionShape, CpuKernels, Linear
 from kernels.cpu.work import AdapterRuns
@@ -22,7 +22,7 @@ from kernels.work import HeadNorms, Site
 from lora.layout import CUT_BY_INPUTS, Layout, ModelShape
 from lora.shard import WHOLE
 from lora.sites import added_head_site, embedding_sites, head_sites, site_of
-from registry.peft_format import MAX_ADDED_TOKENS
+from registry.formats.peft_format import MAX_ADDED_TOKENS
 
 _QKV, _O, _GATE_UP, _DOWN = (0, 1, 2), (3,), (4, 5), (6,)
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import torch
 
-from engine.batch import Batch, ScheduledRow
 from engine.config import EngineConfig
 from engine.cpu.backend import open_decoder
 from engine.cpu.decoder import Decoder
 from engine.cpu.inputs import InputBuilder
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
-from engine.step_measurement import measure_steps, on_processor
-from engine.weights import give_back_memory, load_config
+from engine.models.weights import give_back_memory, load_config
+from engine.steps.batch import Batch, ScheduledRow
+from engine.steps.measurement import measure_steps, on_processor
 from lora.layout import Layout, ModelShape
 from lora.packed import PackedForm
 

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 import torch
 
-from engine.batch import Batch, ScheduledRow
-from engine.scoring import ScoredTokens
-from engine.segments import Tables, find_firsts, find_segments
+from engine.steps.batch import Batch, ScheduledRow
+from engine.steps.scoring import ScoredTokens
+from engine.steps.segments import Tables, find_firsts, find_segments
 from kernels.cpu.work import AdapterRuns, StepWork
 from lora.batch import DeviceTables, Segment, adapter_runs
 from lora.packed import PackedForm

@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from engine.batch import Batch, ScheduledRow
 from engine.config import EngineConfig
 from engine.cpu.choice import choose_kernels
 from engine.cpu.decoder import attention_shape
 from engine.cpu.inputs import InputBuilder
-from engine.messages import SamplingParams
 from engine.models.config import DecoderConfig
 from engine.models.rounding import WeightRounding
-from engine.sampler import choose
+from engine.steps.batch import Batch, ScheduledRow
+from engine.steps.sampler import choose
+from engine.wire.messages import SamplingParams
 from kernels.cpu.interface import CpuKernels, Linear
 from kernels.cpu.work import AdapterRuns, StepWork
 from kernels.quantized import Rounding, quantize

@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import torch
 
-from engine.batch import Batch, StepTokens
 from engine.cpu.decoder import Decoder
 from engine.cpu.inputs import ForwardInputs, InputBuilder
 from engine.grammar.matcher import Mask
-from engine.messages import TokenLogprobs
-from engine.meter import TokenMeter
-from engine.sampler import choose
-from engine.scoring import score
-from engine.segments import Tables
-from engine.verification import Choices
+from engine.steps.batch import Batch, StepTokens
+from engine.steps.meter import TokenMeter
+from engine.steps.sampler import choose
+from engine.steps.scoring import score
+from engine.steps.segments import Tables
+from engine.steps.verification import Choices
+from engine.wire.messages import TokenLogprobs
 from lora.packed import PackedForm
 
 _MEASURED_SLABS = 64

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import torch
 
-from engine.batch import Batch, ScheduledRow
 from engine.cpu.decoder import Decoder
 from engine.cpu.inputs import InputBuilder
-from engine.messages import SamplingParams
 from engine.models.checkpoint import expert_projection_name, projection_name, router_name
 from engine.models.config import DecoderConfig
 from engine.models.experts import Experts
+from engine.steps.batch import Batch, ScheduledRow
+from engine.wire.messages import SamplingParams
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape, CpuKernels
 from kernels.quantized import Rounding, Weight, quantize

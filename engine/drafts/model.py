@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.batch import ScheduledRow
 from engine.drafts.ngrams import BY_MODEL, Draft
-from engine.messages import SamplingParams
-from engine.request import Request
-from engine.step_curve import StepCurve
+from engine.requests.request import Request
+from engine.steps.batch import ScheduledRow
+from engine.steps.curve import StepCurve
+from engine.wire.messages import SamplingParams
 from lora.arena import Arena
 from lora.eviction import Key
 
@@ -95,7 +95,7 @@ class ModelDrafter:
     def drafts(self, requests: Sequence[Request], most: int) -> Mapping[Request, Draft]:
         """Drafts for the answers whose tokens the model has read after this step.
 
-        requests: the first ones are read first. See engine.speculation.Drafter.
+        requests: the first ones are read first. See engine.drafts.speculation.Drafter.
         """
         rows, ready = self._rows_to_read(requests, most)
         if not rows:
@@ -117,7 +117,7 @@ class ModelDrafter:
             self.end(request)
 
     def end(self, request: Request) -> None:
-        """See engine.speculation.Drafter."""
+        """See engine.drafts.speculation.Drafter."""
         if (kv := self._kvs.pop(request, None)) is not None:
             for slab in kv.slabs:
                 self._arena.idle.take_spare(slab)

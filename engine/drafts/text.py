@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.drafts.ngrams import LONGEST_MATCH, Draft, NgramIndex
-from engine.drafts.pools import DraftPools, PoolKey
-from engine.request import Request
+from engine.drafts.shared import DraftPools, PoolKey
+from engine.requests.request import Request
 
 _BEGUN = 2
 """Tokens of the prompt that are kept before a text, so that its first token is a match of 3."""
@@ -34,11 +34,11 @@ class TextDrafter:
         self._texts: dict[Request, _Text] = {}
 
     def drafts(self, requests: Sequence[Request], most: int) -> Mapping[Request, Draft]:
-        """See engine.speculation.Drafter."""
+        """See engine.drafts.speculation.Drafter."""
         return {request: self._draft(request, most) for request in requests}
 
     def end(self, request: Request) -> None:
-        """See engine.speculation.Drafter."""
+        """See engine.drafts.speculation.Drafter."""
         self._texts.pop(request, None)
         if request.message.shares_drafts and request.output_token_ids:
             said = (*request.prompt.token_ids[-_BEGUN:], *request.output_token_ids)

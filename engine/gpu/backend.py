@@ -9,8 +9,8 @@ from typing import cast
 
 import torch
 
-from engine.backend import Backend
 from engine.config import EngineConfig
+from engine.drafts.speculation import MOST_DRAFTS
 from engine.errors import UnsupportedModel
 from engine.gpu.decoder import GpuDecoder
 from engine.gpu.inputs import StepLimits
@@ -18,14 +18,14 @@ from engine.gpu.kernels import Kernels
 from engine.gpu.linear import Quantization
 from engine.gpu.profile import fit_slabs, run_largest_steps
 from engine.gpu.runner import GpuRunner
-from engine.merged import scratch_bytes
-from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
+from engine.models.ranks import Ranks
 from engine.models.rounding import WeightRounding
-from engine.ranks import Ranks
-from engine.segments import Tables
-from engine.speculation import MOST_DRAFTS
-from engine.weights import ShardedWeights, open_weights
+from engine.models.weights import ShardedWeights, open_weights
+from engine.proofs.merged import scratch_bytes
+from engine.steps.backend import Backend
+from engine.steps.meter import TokenMeter
+from engine.steps.segments import Tables
 from kernels import reference
 from kernels.quantized import Weight
 from kernels.reference import FP8

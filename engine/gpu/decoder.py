@@ -20,8 +20,8 @@ from engine.gpu.linear import Linear, Linears, Quantization
 from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
 from engine.models.layer_norms import LayerNorms
+from engine.models.ranks import Ranks
 from engine.models.rounding import NO_ROUNDING, WeightRounding
-from engine.ranks import Ranks
 from kernels.elementwise import soft_cap_
 from kernels.quantized import Weight
 from kernels.reference import FP8

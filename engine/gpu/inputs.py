@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.batch import Batch, ScheduledRow
 from engine.gpu.decodes import Decodes
-from engine.request import PENDING_TOKEN
-from engine.scoring import ScoredTokens
-from engine.segments import Tables, find_firsts, find_segments
-from engine.verification import single_rows
+from engine.requests.request import PENDING_TOKEN
+from engine.steps.batch import Batch, ScheduledRow
+from engine.steps.scoring import ScoredTokens
+from engine.steps.segments import Tables, find_firsts, find_segments
+from engine.steps.verification import single_rows
 from kernels.block import BLOCK
 from kernels.tiles import MAX_RANK
 from kernels.work import (

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 
-from engine.batch import Batch, ScheduledRow, Scoring
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
 from engine.gpu.decoder import GpuDecoder
 from engine.gpu.inputs import StepLimits
 from engine.gpu.runner import GpuRunner
 from engine.gpu.sampler import MOST_TOP_LOGPROBS
-from engine.messages import SamplingParams
-from engine.meter import TokenMeter
+from engine.steps.batch import Batch, ScheduledRow, Scoring
+from engine.steps.meter import TokenMeter
+from engine.wire.messages import SamplingParams
 from kernels.tiles import MAX_RANK, RANK_ROWS
 from lora.batch import DeviceTables
 from lora.device import Memory

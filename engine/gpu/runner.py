@@ -17,7 +17,6 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from engine.batch import BAD_LOGITS, Batch, ScheduledRow, StepTokens
 from engine.gpu.decoder import GpuDecoder, StepOutputs
 from engine.gpu.graphs import StepGraphs
 from engine.gpu.inputs import Ints, StepBuilder, StepLimits, StepPlan, StepShape, aligned
@@ -31,11 +30,12 @@ from engine.gpu.sampler import (
 )
 from engine.gpu.scoring import ScoringInputs, score
 from engine.grammar.matcher import Mask, mask_bytes
-from engine.messages import TokenLogprobs
-from engine.meter import TokenMeter
-from engine.scoring import ScoredTokens
-from engine.segments import Tables
-from engine.verification import Choices
+from engine.steps.batch import BAD_LOGITS, Batch, ScheduledRow, StepTokens
+from engine.steps.meter import TokenMeter
+from engine.steps.scoring import ScoredTokens
+from engine.steps.segments import Tables
+from engine.steps.verification import Choices
+from engine.wire.messages import TokenLogprobs
 from lora.device import Device, Event
 from lora.packed import PackedForm
 

@@ -1,4 +1,4 @@
-"""Chooses tokens as `engine.sampler` does, in two halves, without waiting for the device.
+"""Chooses tokens as `engine.steps.sampler` does, in two halves, without waiting for the device.
 
 The host packs the rows' parameters into plain ints, which are sent with the step. On the device,
 kernels choose; a token that the previous step is still choosing is looked up there.
@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.batch import ScheduledRow
 from engine.gpu.kernels import Kernels
 from engine.grammar.matcher import Mask
-from engine.messages import SamplingParams, TokenLogprobs
-from engine.sampler import COLDEST, restrictions, told_token_ids, uniform
-from engine.scoring import chunks
+from engine.steps.batch import ScheduledRow
+from engine.steps.sampler import COLDEST, restrictions, told_token_ids, uniform
+from engine.steps.scoring import chunks
+from engine.wire.messages import SamplingParams, TokenLogprobs
 from kernels.sampling import keep_bits, restrict
 from kernels.work import PenaltyWork, SamplingWork
 
@@ -72,8 +72,8 @@ class SamplingInputs:
     """Sampling parameters of a step's rows, on the host.
 
     choice, penalties: fields of SamplingWork, and of PenaltyWork without `previous`; the latter
-    are empty if no row has penalties or a bias.   restrictions: as engine.sampler returns them, in
-    this order; empty if no row has any.   told_rows: [n] int32, rows that want logprobs.
+    are empty if no row has penalties or a bias.   restrictions: as engine.steps.sampler returns
+    them, in this order; empty if no row has any.   told_rows: [n] int32, rows that want logprobs.
     """
 
     num_rows: int

@@ -1,4 +1,4 @@
-"""Logprobs of prompt tokens on a device, as in `engine.scoring`, without waiting for it."""
+"""Logprobs of prompt tokens on a device, as in `engine.steps.scoring`, without waiting for it."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ import torch
 
 from engine.gpu.linear import Linear
 from engine.gpu.sampler import Logprobs, Told, tell
-from engine.scoring import ScoredTokens, chunks
+from engine.steps.scoring import ScoredTokens, chunks
 from kernels.elementwise import soft_cap_
 
 LOGITS_BYTES = 64 << 20

@@ -4,7 +4,7 @@ import threading
 from collections import Counter, OrderedDict
 
 from engine.grammar.lane import Lane
-from engine.messages import GrammarStats
+from engine.wire.messages import GrammarStats
 
 _MAX_TENANTS = 1000
 

@@ -18,7 +18,7 @@ from engine.models.family import (
 from engine.models.layer_norms import LayerNorms
 from kernels.elementwise import Activation
 from lora.layout import ModelShape
-from registry.architecture import refusal, served_architecture
+from registry.formats.architecture import refusal, served_architecture
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -239,4 +239,4 @@ FAMILIES = {
     "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": _GEMMA3,
 }
-"""Families by the architectures of registry.architecture."""
+"""Families by the architectures of registry.formats.architecture."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from registry.architecture import text_name
+from registry.formats.architecture import text_name
 
 ALL = slice(None)
 

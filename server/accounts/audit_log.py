@@ -16,7 +16,7 @@ PRUNED_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditLine:
-    """A line of the log, as registry.audit wrote it."""
+    """A line of the log, as registry.catalog.audit wrote it."""
 
     audit_id: int
     at_ms: int

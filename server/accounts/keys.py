@@ -13,8 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from registry.adapter_rows import lock_tenant
-from registry.audit import in_words, record_audit
+from registry.catalog.adapter_rows import lock_tenant
+from registry.catalog.audit import in_words, record_audit
 from registry.errors import Conflict, Forbidden, Invalid, NotFound, QuotaExceeded
 from server.accounts import auth
 from server.accounts.auth import ADMIN, SCOPES, Identity

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from registry.audit import in_words, record_audit
+from registry.catalog.audit import in_words, record_audit
+from registry.catalog.events import record_event
 from registry.errors import Conflict, Invalid, NotFound
-from registry.events import record_event
 from server.accounts.tables import tenants
 from server.database.upsert import upsert
 

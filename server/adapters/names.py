@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from sqlalchemy.engine import Connection
 
-from registry import grants
-from registry.adapter_rows import Version
 from registry.base_ref import BaseRef
-from registry.catalog import Catalog
+from registry.catalog import grants
+from registry.catalog.adapter_rows import Version
+from registry.catalog.catalog import Catalog
+from registry.catalog.names import model_not_found, parse_model
 from registry.errors import NotFound
-from registry.names import model_not_found, parse_model
 from registry.ref import AdapterRef
 from server.accounts import tenants
 from server.accounts.auth import Identity
@@ -21,7 +21,7 @@ class NamedAdapter:
 
     base: the base model which it is for.
     response_template: the format of its tool calls as JSON; None for the base model's.
-    tokenizer: what `registry.own_tokenizer` found, as JSON; None for nothing.
+    tokenizer: what `registry.formats.own_tokenizer` found, as JSON; None for nothing.
     """
 
     owner_id: str

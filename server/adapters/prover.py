@@ -19,15 +19,15 @@ from sqlalchemy import Connection
 
 from engine.errors import EngineAwayError, EngineDeadError
 from registry.base_ref import BaseRef
-from registry.catalog import Catalog
+from registry.catalog.catalog import Catalog
 from registry.errors import Conflict, NoRoom, StorageError
-from registry.proof import PROOF_FAILED, Proof
 from registry.ref import AdapterRef
-from registry.storage import Storage
-from registry.upload_ends import discard
-from registry.upload_proof import claim_proof, claim_proofs, finish_proof
-from registry.upload_rows import PROVING, Upload, get_upload
-from registry.work_dir import WorkDir
+from registry.storage.storage import Storage
+from registry.storage.work_dir import WorkDir
+from registry.uploads.ends import discard
+from registry.uploads.proof import PROOF_FAILED, Proof
+from registry.uploads.proving import claim_proof, claim_proofs, finish_proof
+from registry.uploads.rows import PROVING, Upload, get_upload
 from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry.errors import Fault, NoRoom
-from registry.free_space import SMALL_SHARE
-from registry.upload_parts import Pending
-from registry.work_dir import WorkDir
+from registry.storage.free_space import SMALL_SHARE
+from registry.storage.work_dir import WorkDir
+from registry.uploads.parts import Pending
 from server.adapters.errors import uploads_busy
 from server.limits.inflow import Arrival, Inflow
 

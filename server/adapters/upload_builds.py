@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
-from registry.upload_rows import Upload
+from registry.uploads.rows import Upload
 from server.adapters.errors import uploads_busy
 
 # Each build assembles up to two adapters' bytes on disk.
@@ -29,7 +29,7 @@ class UploadBuilds:
     async def build(self, tenant_id: str, upload_id: str) -> Upload:
         """Start the build or join the running one; it continues if nobody waits for it any more.
 
-        Raises like registry.upload_build.UploadBuilder, and Unavailable when too many builds wait.
+        Raises like registry.uploads.build.UploadBuilder, and Unavailable when too many builds wait.
         """
         # The key includes the tenant, so that no other tenant can join the build.
         key = f"{tenant_id} {upload_id}"

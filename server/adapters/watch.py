@@ -17,13 +17,13 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from engine.messages import Welcome
-from registry import adapter_rows, pins
-from registry.adapter_rows import Version
-from registry.base_model import BaseModel
-from registry.base_models import BaseModels
+from engine.wire.messages import Welcome
+from registry.base.base_model import BaseModel
+from registry.base.base_models import BaseModels
 from registry.base_ref import BaseRef
-from registry.events import Event, EventTail, newest_event_id, prune_events
+from registry.catalog import adapter_rows, pins
+from registry.catalog.adapter_rows import Version
+from registry.catalog.events import Event, EventTail, newest_event_id, prune_events
 from registry.ref import AdapterRef
 from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError

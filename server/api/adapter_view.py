@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 from sqlalchemy import Connection
 
-from engine.messages import Tier
-from registry import pins
-from registry.adapter_rows import Adapter, Version, VersionState
-from registry.alias_rows import Move, Target
-from registry.catalog import Catalog
-from registry.pins import Pin
+from engine.wire.messages import Tier
+from registry.catalog import pins
+from registry.catalog.adapter_rows import Adapter, Version, VersionState
+from registry.catalog.alias_rows import Move, Target
+from registry.catalog.catalog import Catalog
+from registry.catalog.pins import Pin
 from server.api.answer import Answer
 from server.api.routes.lists import ListAnswer
 from server.billing.prices import Price, prices_for
@@ -26,7 +26,7 @@ _PASSPORT = {
     "canary": {"verdict": "passed", "max_effect": 1.75}, "storage_nanousd_per_month": 5_000_000,
 }  # fmt: skip
 PassportFields = Annotated[dict[str, JsonValue], Field(examples=[_PASSPORT])]
-"""An adapter's passport; its fields are those of `registry.validate.Passport` and of the proof."""
+"""An adapter's passport: the fields of `registry.checks.validate.Passport` and of the proof."""
 
 
 class VersionAnswer(Answer):

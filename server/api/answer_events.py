@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
-from engine.messages import RequestOutput
+from engine.wire.messages import RequestOutput
 from server.api import answers
 from server.api.answers import Answer, Choice, Part
 from server.api.padding import Padding

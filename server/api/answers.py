@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from engine.messages import RequestOutput
+from engine.wire.messages import RequestOutput
 from server.api.logprobs import LogprobsText, PromptLogprobs, extend
 from server.text.json_object import JsonObject
 from server.text.line_ends import one_line

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from registry.errors import Fault, StorageError
-from registry.sweep import purge, sweep_objects, sweep_uploads
+from registry.uploads.sweep import purge, sweep_objects, sweep_uploads
 from server.adapters.watch import AdapterWatch
 from server.api.errors import INVALID, KNOWN, ErrorAnswer
 from server.api.gateway import Gateway

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from engine.messages import StopCause
+from engine.wire.messages import StopCause
 from server.api.answer import Answer
 
 _DIGEST = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"

@@ -11,11 +11,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from registry.catalog import Catalog
+from registry.catalog.catalog import Catalog
 from registry.errors import Forbidden, InvalidApiKey
-from registry.free_space import FreeSpace
-from registry.storage import Storage
-from registry.upload_rules import RegistryLimits
+from registry.storage.free_space import FreeSpace
+from registry.storage.storage import Storage
+from registry.uploads.rules import RegistryLimits
 from server import logs
 from server.accounts import auth
 from server.accounts.auth import Identity

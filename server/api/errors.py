@@ -26,8 +26,8 @@ from registry.errors import (
     TooLarge,
     Unavailable,
 )
-from registry.storage_faults import REMEDIES
-from registry.upload_ends import ProofFailed
+from registry.storage.faults import REMEDIES
+from registry.uploads.ends import ProofFailed
 from server import logs
 from server.api.limit_headers import refusal_headers, retry_headers
 from server.api.patterns import said

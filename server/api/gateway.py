@@ -7,10 +7,10 @@ this class. Everything else takes the parts that it uses.
 import functools
 from dataclasses import dataclass, field
 
-from registry.catalog import Catalog
-from registry.free_space import FreeSpace
-from registry.storage import Storage
-from registry.upload_rules import RegistryLimits
+from registry.catalog.catalog import Catalog
+from registry.storage.free_space import FreeSpace
+from registry.storage.storage import Storage
+from registry.uploads.rules import RegistryLimits
 from server.accounts.admin_key import AdminKey
 from server.accounts.identities import Identities
 from server.accounts.key_uses import KeyUses

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.messages import TokenLogprobs
+from engine.wire.messages import TokenLogprobs
 from server.text.json_object import JsonObject
 from server.text.tokenizer import Detokenizer
 

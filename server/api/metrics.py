@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from registry.proof import Proof
+from registry.uploads.proof import Proof
 from server.api.vllm_metrics import VllmEngines, VllmRequests
 from server.billing.audit.report import Report
 from server.billing.settler import Settler

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import Discriminator, Field, Tag
 
-from engine.messages import Priority, SamplingParams
+from engine.wire.messages import Priority, SamplingParams
 from registry.errors import Invalid
 from server.api import errors
 from server.api.chat_messages import Chat, Key, Prediction, Text, ToolChoice

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from engine.delivery import Take
-from engine.messages import RequestOutput
+from engine.wire.delivery import Take
+from engine.wire.messages import RequestOutput
 from registry.errors import Fault
 from server.api import answers
 from server.api.answer_events import AnswerEvents

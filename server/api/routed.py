@@ -10,8 +10,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from engine.delivery import Take
-from engine.messages import RequestOutput
+from engine.wire.delivery import Take
+from engine.wire.messages import RequestOutput
 from registry.errors import Fault, StorageError
 from server import logs
 from server.accounts.auth import Identity

@@ -15,7 +15,7 @@ import msgspec
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
-from engine.pulled import pulled
+from engine.wire.pulled import pulled
 from server.accounts.auth import Identity
 from server.api.answers import LastEvent
 from server.api.errors import KNOWN, ErrorAnswer, answer_of

@@ -5,9 +5,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from registry.adapter_rows import Version
-from registry.presigned import OfferedFile
-from registry.upload_rows import Transfer, Upload, UploadFile, UploadState
+from registry.catalog.adapter_rows import Version
+from registry.uploads.presigned import OfferedFile
+from registry.uploads.rows import Transfer, Upload, UploadFile, UploadState
 from server.api.adapter_view import AdapterView, PassportFields, VersionAnswer, passport_view
 from server.api.answer import Answer
 from server.billing.prices import Price

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from registry.audit import record_audit
+from registry.catalog.audit import record_audit
 from server.accounts.tables import tenants
 from server.billing.holds import extend_hold, get_hold
 from server.billing.months import month_of

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from registry.audit import record_audit
+from registry.catalog.audit import record_audit
 from registry.errors import Conflict, Invalid, NotFound
 from server.billing import ledger
 from server.billing.entries import Draft, lock_ledger, post_entries

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from registry.audit import record_audit
+from registry.catalog.audit import record_audit
 from server.billing.tables import IS_OPEN, holds
 from server.database.clock import database_now_ms, from_now, now_ms, postgres_now
 

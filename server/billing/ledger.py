@@ -11,8 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from engine.messages import PROOF_TENANT
-from engine.records import EndRecord, ResidencyRecord
+from engine.wire.messages import PROOF_TENANT
+from engine.wire.records import EndRecord, ResidencyRecord
 from server.billing.entries import Draft, insert_events, lock_ledger, post_entries
 from server.billing.holds import Hold, lock_holds, note_failed, resolve
 from server.billing.prices import get_prices

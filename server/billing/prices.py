@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from registry.audit import in_words, record_audit
+from registry.catalog.audit import in_words, record_audit
 from server.accounts.tables import tenants
 from server.billing.base_revisions import bases_of
 from server.billing.rating import Prices

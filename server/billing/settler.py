@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy.engine import Connection
 
 from engine.errors import EngineDeadError
-from engine.records import JournalRecords
+from engine.wire.records import JournalRecords
 from server.billing import holds, ledger
 from server.billing.ledger import PostResult
 from server.billing.receipts.signing import Signer

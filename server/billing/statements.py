@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from registry.audit import record_audit
+from registry.catalog.audit import record_audit
 from registry.errors import Conflict
 from registry.tables import adapters
 from server.accounts.tables import tenants

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from engine.records import ResidencyItem, ResidencyRecord
+from engine.wire.records import ResidencyItem, ResidencyRecord
 from registry.tables import adapter_versions
 from server.billing.entries import Draft, insert_events, post_entries
 from server.billing.prices import Price, prices_for

@@ -1,10 +1,11 @@
 """Replays the scheduler's rules over a stream of requests, with times of steps in place of a model.
 
-The rules are those of `engine/scheduler.py`, `engine/queues.py` and `engine/admission.py` for
-requests of one tenant and class: decodes first, then the prompts that run, then waiting requests in
-the order of their arrival, all under one budget of tokens. A request starts if a seat is free, its
-adapter's rank fits the step's sum, and its whole prompt and its adapter fit into the arena; when a
-decode finds no block, the newest request gives its own back and is computed again.
+The rules are those of `engine/scheduling/scheduler.py`, `engine/scheduling/queues.py` and
+`engine/scheduling/starts.py` for requests of one tenant and class: decodes first, then the prompts
+that run, then waiting requests in the order of their arrival, all under one budget of tokens. A
+request starts if a seat is free, its adapter's rank fits the step's sum, and its whole prompt and
+its adapter fit into the arena; when a decode finds no block, the newest request gives its own back
+and is computed again.
 
 Left out: shares of tenants, cached prefixes, drafts, loads of cold adapters, the gateway.
 """

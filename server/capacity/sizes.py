@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lora.layout import PROJECTIONS, ModelShape
-from registry.architecture import EXPERT_ARCHITECTURES, refusal, served_architecture
-from registry.text_config import text_config
+from registry.base.text_config import text_config
+from registry.formats.architecture import EXPERT_ARCHITECTURES, refusal, served_architecture
 
 Quantization = Literal["float", "int8", "int4", "awq"]
 """Weights as they are, rounded by the engine to 8 bits or to 4 bits in groups of 32, or 4 bits in

@@ -177,7 +177,7 @@ def _read_config(folder: Path, plain: Path) -> JsonObject:
     plain: the files of the folder in PEFT's form.
     """
     from registry.errors import InvalidAdapter, TooLarge
-    from registry.peft_config import PeftConfig
+    from registry.formats.peft_config import PeftConfig
     from registry.strict_json import parse_object
     from server.client.files import CONFIG_FILE, WEIGHTS_FILE
 

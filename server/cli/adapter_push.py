@@ -235,7 +235,7 @@ def _adapters_in(parent: Path) -> list[_Import]:
 
     Folders that are names themselves come first. Raises CommandFailed.
     """
-    from registry.names import is_name
+    from registry.catalog.names import is_name
     from server.cli.adapter_folder import AdapterFolder
     from server.client.files import NotAnAdapter
     from server.client.http import ClientError
@@ -268,8 +268,8 @@ def _adapters_in(parent: Path) -> list[_Import]:
 
 
 def _check_alias(alias: str | None) -> None:
+    from registry.catalog.names import check_alias
     from registry.errors import Invalid
-    from registry.names import check_alias
 
     try:
         check_alias(alias or "latest")

@@ -49,7 +49,7 @@ def backup(
     folder: _Folder, data_dir: ServerDir = DEFAULT_DATA_DIR, database_url: DatabaseUrl = None
 ) -> None:
     """Copy ledger, journals, secrets and adapters to a new folder; a server may run meanwhile."""
-    from engine.journal_records import JournalCorrupt
+    from engine.journal.lines import JournalCorrupt
 
     try:
         with open_beside(data_dir, database_url) as database:
@@ -105,7 +105,7 @@ def back_up(
     copy_ledger: "Callable[[URL, Path], None]" = copy_ledger,
 ) -> None:
     """Make the backup in a new folder. Raises JournalCorrupt also if a segment was missed."""
-    from engine.journal_records import read_records
+    from engine.journal.lines import read_records
 
     folder.mkdir(mode=0o700, parents=True)
     began_at = datetime.now(UTC).isoformat()
@@ -140,7 +140,7 @@ def _copy_objects(database: "Database", data_dir: Path, folder: Path) -> list[Js
     """Copy the objects that the catalog names, if they are in a folder; return what it names."""
     import sqlalchemy as sa
 
-    from registry.storage_url import parse_storage_url
+    from registry.storage.url import parse_storage_url
     from registry.tables import adapter_versions
 
     url = gateway_settings(data_dir).get("storage")

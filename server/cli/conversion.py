@@ -32,11 +32,11 @@ from transformers import (
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
-from registry.architecture import composite_class, may_change, text_name
-from registry.peft_format import EMBEDDING, HEAD, lora_names
+from registry.formats.architecture import composite_class, may_change, text_name
+from registry.formats.peft_format import EMBEDDING, HEAD, lora_names
 
 MAX_RANK = 256
-"""Largest rank that the server takes (registry.validate.AdapterLimits)."""
+"""Largest rank that the server takes (registry.checks.validate.AdapterLimits)."""
 
 _ENDS = {f"{EMBEDDING}.weight": EMBEDDING, f"{HEAD}.weight": HEAD}
 _EMBEDDING, _HEAD = _ENDS

@@ -154,7 +154,7 @@ def revoke(
 @app.command("reset-admin")
 def reset_admin(data_dir: ServerDir = DEFAULT_DATA_DIR, database_url: DatabaseUrl = None) -> None:
     """Make a new admin key, on the server's own machine; the old one is refused within 5 s."""
-    from registry.audit import record_audit
+    from registry.catalog.audit import record_audit
     from server.database.clock import now_ms
     from server.launch.secrets import replace_secret
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from registry.errors import InvalidAdapter, shown
-from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES, MLX_KEYS
-from registry.peft_format import (
+from registry.formats.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES, MLX_KEYS
+from registry.formats.peft_format import (
     ADAPTER_DTYPES,
     DTYPE_BYTES,
     WEIGHTS_FILE,

@@ -178,7 +178,7 @@ def start_serving(
     their supervisor; None: it all goes to this process's own output.
     reload: loads the settings again after SIGHUP; it may raise CommandFailed.
     """
-    from registry.free_space import FreeSpace
+    from registry.storage.free_space import FreeSpace
     from server.launch.errors import ServeError
     from server.launch.log_files import LogFiles
     from server.launch.prepare import prepare, resolve_settings

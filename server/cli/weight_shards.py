@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from registry.errors import shown
-from registry.peft_format import MAX_TENSORS, TensorInfo, read_header, read_tensor_chunks
+from registry.formats.peft_format import MAX_TENSORS, TensorInfo, read_header, read_tensor_chunks
 from registry.strict_json import parse_object
 from server.cli.adapter_folder import NotSendable
 

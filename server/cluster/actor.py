@@ -15,7 +15,7 @@ from pathlib import Path
 
 import ray.util
 
-from engine.tcp import ADDRESS_FILE
+from engine.wire.tcp import ADDRESS_FILE
 from server.cluster.pool import Placed, Pool, Role
 from server.launch.engine_template import EngineTemplate, Kind
 from server.launch.local_pool import engine_name

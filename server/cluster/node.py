@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlparse
 
 from engine.leaving import is_settled
 from lora import log_lines
-from registry.base_model import BaseModel, UnsupportedBaseModel
+from registry.base.base_model import BaseModel, UnsupportedBaseModel
 from server.launch.children import base_revision_of, engine_child, fetcher_child, write_private
 from server.launch.engine_template import EngineTemplate, Kind
 from server.launch.errors import ServeError

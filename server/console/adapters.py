@@ -8,10 +8,10 @@ from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from registry import grants
-from registry.adapter_rows import LATEST, find_adapter_row, object_key
+from registry.catalog import grants
+from registry.catalog.adapter_rows import LATEST, find_adapter_row, object_key
+from registry.catalog.names import adapter_not_found, is_name
 from registry.errors import NotFound
-from registry.names import adapter_not_found, is_name
 from server.accounts import auth
 from server.accounts.auth import Identity
 from server.api.adapter_view import VersionAnswer

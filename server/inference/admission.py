@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from sqlalchemy import Connection
 
 from engine.errors import EngineDeadError
-from registry.catalog import Catalog
+from registry.catalog.catalog import Catalog
 from registry.errors import Limited, Overloaded, QuotaExceeded, Unavailable
 from server import logs
 from server.accounts.auth import Identity

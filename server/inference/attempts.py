@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from math import fsum
 
-from engine.messages import RequestOutput
+from engine.wire.messages import RequestOutput
 from registry.errors import Damaged, Failed, Invalid, NotFound, Overloaded, TimedOut, Unavailable
 from server.inference.route import MAX_MODELS
 from server.limits.rules import RateLimited

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.client import EngineClient
-from engine.endpoint import Endpoint
-from engine.messages import LeaseLow, TenantService
-from registry.base_model import BaseModel
+from engine.wire.client import EngineClient
+from engine.wire.endpoint import Endpoint
+from engine.wire.messages import LeaseLow, TenantService
+from registry.base.base_model import BaseModel
 from server.database.database import Database
 from server.inference.load_shedding import LoadShedder
 from server.inference.served_base import ServedBase

@@ -7,9 +7,9 @@ journals are settled; new requests go to its successor, as soon as that has an e
 from collections.abc import Iterator, Sequence
 
 from engine.errors import EngineDeadError
-from engine.messages import Residency
-from engine.records import JournalRecords
-from registry.base_models import BaseModels
+from engine.wire.messages import Residency
+from engine.wire.records import JournalRecords
+from registry.base.base_models import BaseModels
 from registry.base_ref import BaseRef
 from server.inference import errors
 from server.inference.served_base import ServedBase

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from sqlalchemy.engine import Connection
 
-from engine.delivery import Take
 from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate, RequestRefused
-from engine.messages import RequestOutput
+from engine.wire.delivery import Take
+from engine.wire.messages import RequestOutput
 from registry.errors import Fault
 from server import logs
 from server.billing.failures import Failures

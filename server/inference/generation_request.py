@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.messages import Priority, SamplingParams
+from engine.wire.messages import Priority, SamplingParams
 from server.shapes.shape import Shape
 from server.text.template_variables import TemplateVariable
 from server.tools.tool import ToolUse

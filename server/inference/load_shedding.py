@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable
 
-from engine.messages import Priority
+from engine.wire.messages import Priority
 from server.accounts.auth import Identity
 from server.inference import errors
 from server.pool.running import Running, RunningRequest

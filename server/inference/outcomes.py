@@ -1,7 +1,7 @@
 """Faults of requests that an engine refuses, or fails on the way."""
 
 from engine.errors import EngineAwayError, RequestRefused
-from engine.messages import NOT_METERED, RequestOutput
+from engine.wire.messages import NOT_METERED, RequestOutput
 from registry.errors import Failed, Fault
 from server.inference import errors
 from server.inference.ticket import Ticket

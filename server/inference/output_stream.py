@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from engine.delivery import Take
-from engine.messages import RequestOutput
+from engine.wire.delivery import Take
+from engine.wire.messages import RequestOutput
 
 
 class OutputStream:

@@ -4,8 +4,8 @@ import time
 from collections import deque
 from statistics import median
 
-from engine.delivery import Take
-from engine.messages import RequestOutput, Timings
+from engine.wire.delivery import Take
+from engine.wire.messages import RequestOutput, Timings
 from server import logs
 from server.inference import outcomes
 from server.inference.request_metrics import RequestMetrics

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from engine.messages import RequestOutput
+from engine.wire.messages import RequestOutput
 from server.inference.tenant_tokens import TenantTokens
 from server.inference.ticket import Ticket
 

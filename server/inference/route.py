@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from registry.alias_rows import BUCKETS, bucket_of
+from registry.catalog.alias_rows import BUCKETS, bucket_of
 from registry.errors import Invalid
 
 Strategy = Literal["fallback", "weights", "cascade"]

@@ -9,12 +9,12 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from registry.adapter_rows import lock_tenant
-from registry.audit import record_audit
+from registry.catalog.adapter_rows import lock_tenant
+from registry.catalog.audit import record_audit
+from registry.catalog.names import check_name, is_name
 from registry.errors import Conflict, Invalid, NotFound, QuotaExceeded
-from registry.names import check_name, is_name
 from registry.tables import adapters
-from registry.upload_rows import unfinished_uploads
+from registry.uploads.rows import unfinished_uploads
 from server.database.database import Database
 from server.database.expiring_cache import ExpiringCache
 from server.inference.route import Route, RouteModel, check_models

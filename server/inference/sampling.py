@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.messages import ReasoningBudget, SamplingParams
+from engine.wire.messages import ReasoningBudget, SamplingParams
 from registry.errors import Invalid
 from server.inference.generation_request import GenerationRequest
 from server.inference.prompts import Prompts

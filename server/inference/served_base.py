@@ -3,7 +3,7 @@
 import functools
 from dataclasses import dataclass, field
 
-from registry.base_model import BaseModel
+from registry.base.base_model import BaseModel
 from server.adapters.names import NamedAdapter
 from server.inference.encoders import LARGE_BYTES, Encoders
 from server.inference.load_shedding import LoadShedder

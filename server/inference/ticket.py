@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.messages import AddRequest
+from engine.wire.messages import AddRequest
 from registry.ref import AdapterRef
 from server.accounts.auth import Identity
 from server.adapters.names import NamedAdapter

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 
-from engine.messages import LeaseLow
+from engine.wire.messages import LeaseLow
 from server.billing.budgets import extend
 from server.database.clock import now_ms
 from server.database.database import Database, LedgerUnavailable

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from engine.config import EngineSettings
-from engine.wire import write_vocabulary
-from registry.base_model import BaseModel, UnsupportedBaseModel
+from engine.wire.encoding import write_vocabulary
+from registry.base.base_model import BaseModel, UnsupportedBaseModel
 from server.launch.errors import ServeError
 from server.launch.homes import Home
 from server.launch.model_folder import find_model

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from engine.endpoint import Endpoint
 from engine.leaving import is_settled
+from engine.wire.endpoint import Endpoint
 from server.launch.supervisor import ChildSpec
 from server.pool.control_files import Member, WantedEngines, members_file
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from registry.free_space import FreeSpace
+from registry.storage.free_space import FreeSpace
 
 MAX_LOG_BYTES = 16 << 20
 _FULL_BYTES = 64 << 10

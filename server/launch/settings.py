@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from registry.storage_url import parse_storage_url
+from registry.storage.url import parse_storage_url
 from server.launch.model_settings import MODEL_FIELDS, ModelSettings, parse_list
 from server.text.json_object import JsonObject
 

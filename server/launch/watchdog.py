@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from engine.silence import Silence
+from engine.wire.silence import Silence
 from lora.beat import RECORD, VARIABLE
 
 _MOST_GAP_S = 1.0

@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from registry.adapter_rows import owner_of
-from registry.audit import record_audit
+from registry.catalog.adapter_rows import owner_of
+from registry.catalog.audit import record_audit
 from registry.tables import adapters
 from server.limits.amounts import Amounts
 from server.limits.rules import Limit

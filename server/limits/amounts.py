@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import Table
 from sqlalchemy.engine import Connection, RowMapping
 
-from registry.audit import in_words
+from registry.catalog.audit import in_words
 from server.database.upsert import upsert
 from server.limits.rules import Limit, Metric, Scope
 

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from registry.audit import record_audit
+from registry.catalog.audit import record_audit
 from registry.errors import Conflict
 from server.limits.amounts import Amounts
 from server.limits.rules import Limit

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from engine.endpoint import Endpoint
+from engine.wire.endpoint import Endpoint
 from server.text.json_object import JsonObject
 
 logger = logging.getLogger(__name__)

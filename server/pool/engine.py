@@ -5,11 +5,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
-from engine.client import EngineClient
-from engine.delivery import Take
 from engine.errors import EngineProves
-from engine.messages import AddRequest, EngineStats, Prefetch, RequestOutput, Residency, Tier
-from engine.records import JournalRecords
+from engine.wire.client import EngineClient
+from engine.wire.delivery import Take
+from engine.wire.messages import AddRequest, EngineStats, Prefetch, RequestOutput, Residency, Tier
+from engine.wire.records import JournalRecords
 from registry.ref import AdapterRef
 from server.pool.control_files import Member
 from server.pool.engines import EngineFigures, EngineState

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from engine.client import EngineClient
 from engine.errors import EngineAwayError
-from engine.messages import (
+from engine.wire.client import EngineClient
+from engine.wire.messages import (
     AddRequest,
     ForgetDrafts,
     LeaseLow,
@@ -14,8 +14,8 @@ from engine.messages import (
     TenantService,
     Welcome,
 )
-from registry.proof import Proof
 from registry.ref import AdapterRef
+from registry.uploads.proof import Proof
 from server.pool import router
 from server.pool.control_files import Member
 from server.pool.engine import PooledEngine

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from engine.delivery import Take
-from engine.messages import AddRequest, EngineStats, Residency, Tier, Welcome
-from engine.records import JournalRecords
-from registry.proof import Proof
+from engine.wire.delivery import Take
+from engine.wire.messages import AddRequest, EngineStats, Residency, Tier, Welcome
+from engine.wire.records import JournalRecords
 from registry.ref import AdapterRef
+from registry.uploads.proof import Proof
 from server.pool.suspects import Suspects
 
 EngineState = Literal["starting", "ready", "leaving", "of another model"]

@@ -16,7 +16,7 @@ _ID_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """A pair of keys for `engine.tcp`, as Z85 texts of 40 characters."""
+    """A pair of keys for `engine.wire.tcp`, as Z85 texts of 40 characters."""
 
     public: str
     secret: str = field(repr=False)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from engine.messages import EngineStats, Tier
+from engine.wire.messages import EngineStats, Tier
 
 _Move = Literal["disk", "host", "device"]
 

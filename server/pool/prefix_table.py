@@ -5,7 +5,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from engine.messages import AddRequest
+from engine.wire.messages import AddRequest
 
 CHUNK_TOKENS = 64
 """Tokens in a chunk, the unit of comparison: no request is routed for a shorter prefix."""

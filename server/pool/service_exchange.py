@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection
 
-from engine.messages import TenantService
+from engine.wire.messages import TenantService
 from server.pool.engine import PooledEngine
 
 _MAX_TENANTS = 100_000

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.errors import EngineDied
-from engine.messages import AddRequest
+from engine.wire.messages import AddRequest
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from registry.chat_template import MAX_PROMPT_CHARACTERS, ChatTemplate, TemplateError
-from registry.confinement import confine, isolated, kept_variables
+from registry.checks.confinement import confine, isolated, kept_variables
 from registry.errors import Unavailable
+from registry.formats.chat_template import MAX_PROMPT_CHARACTERS, ChatTemplate, TemplateError
 from server.text.json_object import JsonObject
 
 _CPU_S = 1

@@ -17,10 +17,10 @@ from types import MappingProxyType
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
-from registry.chat_template import ChatTemplate, content, read_json
-from registry.chat_template import TemplateError as TemplateError
+from registry.base.text_config import text_config
 from registry.errors import Invalid
-from registry.text_config import text_config
+from registry.formats.chat_template import ChatTemplate, content, read_json
+from registry.formats.chat_template import TemplateError as TemplateError
 from server.text.json_object import JsonObject
 from server.text.template_process import ConfinedTemplate, TemplateProcess
 from server.text.text_length import NFC_FACTOR, most_bytes_per_token
@@ -81,7 +81,7 @@ class Tokenizer:
     def with_own(self, own: JsonObject, templates: TemplateProcess) -> "Tokenizer":
         """Make a tokenizer with what an adapter's has of its own; it shares the vocabulary.
 
-        own: as `registry.own_tokenizer` found it.   templates: renders its chat template.
+        own: as `registry.formats.own_tokenizer` found it.   templates: renders its chat template.
         Raises Invalid if it was compared with another tokenizer than this.
         """
         made = copy.copy(self)

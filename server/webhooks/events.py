@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from registry.audit import record_audit
+from registry.catalog.audit import record_audit
 from server.database.upsert import upsert
 from server.text.json_object import JsonObject
 from server.text.times import rfc3339

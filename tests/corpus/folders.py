@@ -14,8 +14,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import WEIGHTS_FILE
 
 
 @dataclass

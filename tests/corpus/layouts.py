@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import WEIGHTS_FILE
 
 Layout = Callable[[Path], None]
 

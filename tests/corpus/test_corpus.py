@@ -7,10 +7,10 @@ import pytest
 import torch
 from peft import LoraConfig
 
+from registry.checks.validate import AdapterLimits
 from registry.errors import InvalidAdapter
-from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE
-from registry.validate import AdapterLimits
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import WEIGHTS_FILE
 from server.cli.adapter_folder import AdapterFolder
 from tests.corpus.cases import BASES, CASES, Case, Refused, Served
 from tests.corpus.folders import Folder

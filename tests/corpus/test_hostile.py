@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from registry.checks.validate import AdapterLimits
 from registry.errors import InvalidAdapter
-from registry.peft_config import MAX_CONFIG_BYTES
-from registry.validate import AdapterLimits
+from registry.formats.peft_config import MAX_CONFIG_BYTES
 from tests.registry.factories import encode, make_adapter, make_base, make_config, validate_adapter
 
 LIMITS = AdapterLimits()

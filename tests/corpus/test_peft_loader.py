@@ -21,11 +21,11 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from registry.base_model import BaseModel
+from registry.base.base_model import BaseModel
+from registry.checks.validate import AdapterLimits
 from registry.errors import InvalidAdapter
-from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE, lora_names, read_canonical
-from registry.validate import AdapterLimits
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import WEIGHTS_FILE, lora_names, read_canonical
 from tests.corpus.world import randomize
 from tests.registry.factories import validate_adapter
 from tests.tiny_models import canonical_bytes, save_model

@@ -15,8 +15,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load
 from transformers import AutoModelForCausalLM
 
-from registry.base_model import BaseModel
-from registry.peft_format import EMBEDDING, lora_names, read_canonical
+from registry.base.base_model import BaseModel
+from registry.formats.peft_format import EMBEDDING, lora_names, read_canonical
 from tests.corpus.world import randomize
 from tests.tiny_models import canonical_bytes, save_model
 

@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from registry.base_model import BaseModel
+from registry.base.base_model import BaseModel
 from tests.engine.fakes import make_message, tokens_of
 from tests.engine.real_core import add_adapter, build_core
 from tests.tiny_models import save_model

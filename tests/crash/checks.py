@@ -14,10 +14,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from engine.journal_records import Record
-from engine.meter import TokenMeter
-from engine.records import EndRecord, ProgressRecord, StartRecord
-from engine.speculation import MOST_DRAFTS
+from engine.drafts.speculation import MOST_DRAFTS
+from engine.journal.lines import Record
+from engine.steps.meter import TokenMeter
+from engine.wire.records import EndRecord, ProgressRecord, StartRecord
 from server.billing.audit.run import audit
 from server.billing.receipts.check import ReceiptCheck
 from server.billing.receipts.receipt import Receipt

@@ -19,11 +19,11 @@ from sqlalchemy.engine import Engine
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.journal_files import Disk
-from engine.messages import AbortRequests, AddRequest, ReadJournal, StepOutputs
-from engine.ready_socket import ReadySocket
-from engine.records import JournalRecords
-from engine.wire import decode
+from engine.journal.files import Disk
+from engine.wire.encoding import decode
+from engine.wire.messages import AbortRequests, AddRequest, ReadJournal, StepOutputs
+from engine.wire.ready_socket import ReadySocket
+from engine.wire.records import JournalRecords
 from server.api.gateway import Gateway
 
 READY_PATH = "/is-ready"

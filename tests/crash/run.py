@@ -9,10 +9,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from engine.endpoint import Endpoint
-from registry.base_model import BaseModel
-from registry.base_models import BaseModels
-from registry.catalog import Catalog
+from engine.wire.endpoint import Endpoint
+from registry.base.base_model import BaseModel
+from registry.base.base_models import BaseModels
+from registry.catalog.catalog import Catalog
 from registry.tables import metadata
 from server.accounts.admin_key import AdminKey
 from server.accounts.keys import create_key

@@ -15,9 +15,9 @@ import httpx
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from engine.journal_records import Record, read_records
-from engine.meter import TokenMeter
-from engine.records import EndRecord, StartRecord
+from engine.journal.lines import Record, read_records
+from engine.steps.meter import TokenMeter
+from engine.wire.records import EndRecord, StartRecord
 from server.billing.tables import holds, usage_events
 from server.database.clock import now_ms
 from server.database.database import Database

@@ -18,8 +18,8 @@ from typing import Literal
 
 import httpx
 
-from engine.messages import PROOF_TENANT
-from engine.meter import TokenMeter
+from engine.steps.meter import TokenMeter
+from engine.wire.messages import PROOF_TENANT
 from tests.e2e.stack import Stack, Tenant
 
 STEM = list(range(10, 60))

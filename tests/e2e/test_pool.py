@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from engine.leaving import is_settled
-from engine.meter import TokenMeter
+from engine.steps.meter import TokenMeter
 from server.billing.audit.run import audit
 from server.billing.tables import usage_events
 from server.database.database import Database

@@ -1,4 +1,4 @@
-"""Beam search written down as vLLM has it, the reference of `engine.beam_search`.
+"""Beam search written down as vLLM has it, the reference of `engine.scheduling.beam_search`.
 
 It searches up to the greatest length in any case, and keeps every beam that has ended.
 """

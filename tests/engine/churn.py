@@ -23,19 +23,19 @@ from safetensors.torch import save
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.cpu.runner import ModelRunner
-from engine.journal import Journal
-from engine.messages import AddRequest, RequestOutput, SamplingParams, StepOutputs
-from engine.meter import TokenMeter
+from engine.journal.journal import Journal
+from engine.kv.swap import PreemptionCosts, SwapSpace
 from engine.models.config import DecoderConfig
-from engine.scheduler import Scheduler
-from engine.swap import PreemptionCosts, SwapSpace
+from engine.scheduling.scheduler import Scheduler
+from engine.steps.meter import TokenMeter
+from engine.wire.messages import AddRequest, RequestOutput, SamplingParams, StepOutputs
 from lora.arena import Arena
 from lora.layout import Layout
 from lora.loader import ThreadLoader
 from lora.manager import AdapterManager
 from lora.packed import PackedForm
 from lora.residency import ResidencyConfig
-from registry.peft_format import (
+from registry.formats.peft_format import (
     CanonicalAdapter,
     ModuleScale,
     lora_names,
@@ -43,7 +43,7 @@ from registry.peft_format import (
     write_canonical,
 )
 from registry.ref import AdapterRef
-from registry.storage import LocalStorage
+from registry.storage.storage import LocalStorage
 from tests.cpu_decoder import make_decoder
 from tests.engine.late_runner import LateRunner
 

@@ -6,8 +6,8 @@ import random
 from collections import deque
 from dataclasses import dataclass, replace
 
-from engine.fairness import DECODE_COST, PREFILL_COST
-from engine.messages import TenantService
+from engine.scheduling.fairness import DECODE_COST, PREFILL_COST
+from engine.wire.messages import TenantService
 from tests.engine.fakes import (
     FakeClock,
     FakeRunner,

@@ -1,10 +1,10 @@
 """A draft model for tests, which knows what FakeRunner chooses without an adapter."""
 
 from engine.drafts.model import ModelDrafter
-from engine.drafts.pools import DraftPools
+from engine.drafts.shared import DraftPools
+from engine.drafts.speculation import Speculation
 from engine.drafts.text import TextDrafter
-from engine.speculation import Speculation
-from engine.step_curve import StepCurve
+from engine.steps.curve import StepCurve
 from tests.engine.fakes import FLAT, fake_token
 
 CHEAP = StepCurve(((1, 0.01), (2, 0.01)))

@@ -13,17 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine import step_times
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.journal import Journal
+from engine.drafts.speculation import Drafter, Speculation
+from engine.journal.journal import Journal
 from engine.leaving import Leaving
-from engine.messages import Welcome
-from engine.meter import TokenMeter
 from engine.process import EngineProcess, engine_identity, lock_directory
-from engine.scheduler import Scheduler
-from engine.speculation import Drafter, Speculation
-from engine.wire import read_vocabulary
+from engine.scheduling.scheduler import Scheduler
+from engine.steps import times as step_times
+from engine.steps.meter import TokenMeter
+from engine.wire.encoding import read_vocabulary
+from engine.wire.messages import Welcome
 from lora.arena import Arena
 from lora.beat import SILENCE_S, Beat
 from lora.manager import AdapterManager

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.batch import Batch, ScheduledRow, StepResult, StepTokens
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.drafts.ngrams import Draft
+from engine.drafts.speculation import Drafter, Speculation
 from engine.grammar.matcher import ConstraintFailed, mask_bytes
-from engine.journal import Journal
-from engine.messages import (
+from engine.journal.journal import Journal
+from engine.kv.swap import PreemptionCosts, SwapSpace
+from engine.proofs.proof import Compared
+from engine.requests.request import PENDING_TOKEN, Request
+from engine.scheduling.scheduler import Scheduler
+from engine.steps.batch import Batch, ScheduledRow, StepResult, StepTokens
+from engine.steps.curve import StepCurve
+from engine.steps.meter import TokenMeter
+from engine.wire.messages import (
     AddRequest,
     RequestOutput,
     SamplingParams,
     StepOutputs,
     TokenLogprobs,
 )
-from engine.meter import TokenMeter
-from engine.proof import Compared
-from engine.request import PENDING_TOKEN, Request
-from engine.scheduler import Scheduler
-from engine.speculation import Drafter, Speculation
-from engine.step_curve import StepCurve
-from engine.swap import PreemptionCosts, SwapSpace
 from lora.arena import Arena
 from lora.errors import Failure
 from lora.layout import Layout, ModelShape
@@ -92,7 +92,7 @@ def fake_told(
 
 
 class FakeReference:
-    """The logprobs of FakeRunner with the adapter in a file, as a reference of engine.proof.
+    """The logprobs of FakeRunner with the adapter in a file, as a reference of engine.proofs.proof.
 
     invocation: invocation tokens of every adapter.
     merges: digest to use in place of the file's; None is the base model.

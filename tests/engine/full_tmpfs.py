@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine.records import EndRecord
+from engine.wire.records import EndRecord
 from tests.engine.fakes import FakeClock, make_core, make_message, run_until_idle
 from tests.engine.small_disk import make_journal
 

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import replace
 
-from engine.request import PENDING_TOKEN
+from engine.requests.request import PENDING_TOKEN
 
 
 class LateRunner:

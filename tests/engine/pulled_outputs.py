@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from engine.messages import RequestOutput
-from engine.pulled import pulled
+from engine.wire.messages import RequestOutput
+from engine.wire.pulled import pulled
 
 
 def outputs_of(client: Any, *request: Any) -> AsyncGenerator[RequestOutput, None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from engine.ranks import TorchRanks
+from engine.models.ranks import TorchRanks
 from lora.shard import Shard
 
 WIDTHS = (1, 7, 1000, 4099)

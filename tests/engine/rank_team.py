@@ -7,12 +7,12 @@ import threading
 
 import torch
 
-from engine.batch_wire import decode
 from engine.cpu.runner import ModelRunner
-from engine.meter import TokenMeter
-from engine.rank_group import PLACED, LeadingRunner
+from engine.models.weights import ShardedWeights, open_weights
 from engine.rank_process import PlacedAdapters
-from engine.weights import ShardedWeights, open_weights
+from engine.ranks.batch_row import decode
+from engine.ranks.group import PLACED, LeadingRunner
+from engine.steps.meter import TokenMeter
 from lora.filling import SlabFiller
 from tests.cpu_decoder import make_decoder
 from tests.engine.thread_ranks import ThreadRanks
@@ -21,7 +21,7 @@ MAX_MODEL_LEN = 256
 
 
 class Team:
-    """Ranks of a model, as lora.loader.OtherRanks and engine.rank_group.RankGroup. The first one is
+    """Ranks of a model, as lora.loader.OtherRanks and engine.ranks.group.RankGroup. The first is
     led by the engine; the others follow, each in a thread.
 
     folder: the engine's, where each rank has a file for its meter.

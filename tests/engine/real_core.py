@@ -11,18 +11,18 @@ from engine.core import EngineCore
 from engine.cpu.draft_model import CpuDraftModel, draft_layout
 from engine.cpu.runner import ModelRunner
 from engine.drafts.model import ModelDrafter
-from engine.drafts.pools import DraftPools
+from engine.drafts.shared import DraftPools
+from engine.drafts.speculation import Speculation
 from engine.drafts.text import TextDrafter
-from engine.journal import Journal
-from engine.merged import MergedModel
-from engine.messages import ProofResult, ProveAdapter
-from engine.meter import TokenMeter
+from engine.journal.journal import Journal
+from engine.kv.swap import PreemptionCosts, SwapSpace
 from engine.models.config import DecoderConfig
 from engine.models.rounding import NO_ROUNDING, WeightRounding
-from engine.scheduler import Scheduler
-from engine.speculation import Speculation
-from engine.swap import PreemptionCosts, SwapSpace
-from engine.weights import ServedNumbers, load_config, open_weights
+from engine.models.weights import ServedNumbers, load_config, open_weights
+from engine.proofs.merged import MergedModel
+from engine.scheduling.scheduler import Scheduler
+from engine.steps.meter import TokenMeter
+from engine.wire.messages import ProofResult, ProveAdapter
 from kernels.cpu.plain import PlainKernels
 from lora.arena import Arena
 from lora.batch import DeviceTables
@@ -31,7 +31,7 @@ from lora.loads import Placed, Read
 from lora.manager import AdapterManager
 from lora.packed import PackedForm
 from lora.shard import Shard
-from registry.base_model import BaseModel
+from registry.base.base_model import BaseModel
 from registry.ref import AdapterRef
 from tests.cpu_decoder import make_decoder
 from tests.engine.fakes import FLAT, FakeGrammars, FakeLoader

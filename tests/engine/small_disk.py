@@ -4,8 +4,8 @@ import errno
 import math
 import os
 
-from engine.journal import Journal
-from engine.journal_files import Disk
+from engine.journal.files import Disk
+from engine.journal.journal import Journal
 from tests.engine.fakes import FakeClock
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.messages import AbortRequests, StepOutputs
+from engine.wire.messages import AbortRequests, StepOutputs
 from tests.engine.fakes import make_adapter, make_core, make_message
 
 

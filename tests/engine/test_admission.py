@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.messages import Timings
+from engine.wire.messages import Timings
 from lora.errors import Failure
 from tests.engine.fakes import (
     FakeClock,

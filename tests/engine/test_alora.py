@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis.strategies import lists, sampled_from
 from peft.tuners.lora.variants import calculate_alora_offsets
 
-from engine.batch import ScheduledRow
-from engine.request import find_adapter_start
-from engine.segments import find_firsts, find_segments
+from engine.requests.request import find_adapter_start
+from engine.steps.batch import ScheduledRow
+from engine.steps.segments import find_firsts, find_segments
 from lora.batch import DeviceTables
 from tests.engine.fakes import (
     FakeLoader,

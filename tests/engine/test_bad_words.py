@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import NoBadWordsLogitsProcessor
 
-from engine.bad_words import BadWords
-from engine.sampler import choose
+from engine.requests.bad_words import BadWords
+from engine.steps.sampler import choose
 from tests.engine.fakes import (
     FakeDrafter,
     expected_tokens,

@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.messages import SamplingParams
+from engine.wire.messages import SamplingParams
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message, prompt_logprobs_of
 from tests.engine.real_core import add_adapter, build_core

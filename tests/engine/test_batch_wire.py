@@ -14,10 +14,10 @@ from hypothesis.strategies import (
     tuples,
 )
 
-from engine.batch import Batch, ScheduledRow, Scoring, Transfer
-from engine.batch_wire import BatchEncoder, decode
-from engine.messages import SamplingParams
-from engine.request import PENDING_TOKEN
+from engine.ranks.batch_row import BatchEncoder, decode
+from engine.requests.request import PENDING_TOKEN
+from engine.steps.batch import Batch, ScheduledRow, Scoring, Transfer
+from engine.wire.messages import SamplingParams
 from lora.batch import DeviceTables
 
 ADAPTERS = {f"tenants/t/{k}": f"{k:x}" * 64 for k in (0, 7, 15)}

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis.strategies import booleans, composite, floats, integers, sampled_from, sets
 
-from engine.batch import BAD_LOGITS, StepTokens
-from engine.beam_search import BeamSearch
-from engine.journal import Journal
-from engine.journal_state import output_sha256
-from engine.messages import ExtendLease, LeaseLow, SamplingParams, TokenLogprobs
-from engine.outputs import Ending
+from engine.journal.journal import Journal
+from engine.journal.state import output_sha256
+from engine.scheduling.beam_search import BeamSearch
+from engine.scheduling.outputs import Ending
+from engine.steps.batch import BAD_LOGITS, StepTokens
+from engine.wire.messages import ExtendLease, LeaseLow, SamplingParams, TokenLogprobs
 from tests.engine.beams import vllm_beams
 from tests.engine.fakes import (
     EOS,

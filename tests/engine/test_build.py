@@ -11,10 +11,10 @@ from engine.__main__ import serve
 from engine.build import build_core, resolve_device, resolve_max_model_len, resolve_sum_ranks
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
-from engine.wire import write_vocabulary
+from engine.wire.encoding import write_vocabulary
 from lora.beat import Beat
 from lora.layout import Layout, ModelShape
-from registry.peft_format import MAX_ADDED_TOKENS
+from registry.formats.peft_format import MAX_ADDED_TOKENS
 from server.capacity.arena import Arena, Limits, sum_ranks
 from server.capacity.hardware import HARDWARE
 from tests.engine.gpu import backends

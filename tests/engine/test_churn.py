@@ -5,9 +5,9 @@ The loader, fetcher and store are real; of 200 adapters 20 have room (see tests.
 
 import pytest
 
-from engine.block_hash import BlockHasher
+from engine.kv.block_hash import BlockHasher
 from lora.arena import Arena
-from registry.storage import LocalStorage
+from registry.storage.storage import LocalStorage
 from tests.engine.churn import Churn, build_core
 from tests.lora.factories import FetcherProcess
 

@@ -9,10 +9,11 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from engine.client import EngineClient
-from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError, EngineDied, FirstTokenLate
-from engine.messages import (
+from engine.wire.client import EngineClient
+from engine.wire.encoding import WIRE_VERSION, Numbering
+from engine.wire.endpoint import Endpoint
+from engine.wire.messages import (
     AbortRequests,
     AddRequest,
     EngineStats,
@@ -21,7 +22,6 @@ from engine.messages import (
     StepOutputs,
     Welcome,
 )
-from engine.wire import WIRE_VERSION, Numbering
 from tests.engine.fakes import make_message
 from tests.engine.pulled_outputs import outputs_of
 

@@ -13,7 +13,7 @@ from engine.grammar.constraints import Constraints
 from engine.grammar.lane import Lane
 from engine.grammar.lanes import Lanes
 from engine.grammar.matcher import ConstraintFailed
-from engine.messages import ExtendLease
+from engine.wire.messages import ExtendLease
 from tests.engine.fakes import (
     EOS,
     FakeGrammars,
@@ -55,7 +55,7 @@ class Script:
 @pytest.fixture
 def patient(monkeypatch):
     """Steps wait for masks, so that their number does not depend on this machine's load."""
-    monkeypatch.setattr("engine.forced._LEAST_PATIENCE_S", 60.0)
+    monkeypatch.setattr("engine.scheduling.forced._LEAST_PATIENCE_S", 60.0)
 
 
 def make_core_of(grammars, folder, lag=0, **limits):

@@ -7,10 +7,10 @@ import pytest
 
 from engine.build import build_core as build_engine_core
 from engine.cpu.draft_model import draft_layout
+from engine.drafts.speculation import MOST_DRAFTS, NoDrafter
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
-from engine.speculation import MOST_DRAFTS, NoDrafter
-from engine.weights import load_config
+from engine.models.weights import load_config
 from lora.layout import Layout
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message, run_until_idle, tokens_of

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from engine.delivery import Delivery
 from engine.errors import (
     EngineAwayError,
     EngineDeadError,
@@ -12,8 +11,8 @@ from engine.errors import (
     FirstTokenLate,
     RequestRefused,
 )
-from engine.leaving import LEAVING
-from engine.messages import PROVING, RequestOutput
+from engine.wire.delivery import Delivery
+from engine.wire.messages import LEAVING, PROVING, RequestOutput
 
 
 def output(seq, **fields):

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from engine.drafts.model import MOST_CATCH_UP
-from engine.speculation import MOST_DRAFTS, NoDrafter
-from engine.step_curve import StepCurve
+from engine.drafts.speculation import MOST_DRAFTS, NoDrafter
+from engine.steps.curve import StepCurve
 from tests.engine.fake_draft_model import CHEAP, FakeDraftModel, speculating
 from tests.engine.fakes import (
     FLAT,

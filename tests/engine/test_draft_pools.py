@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.drafts.ngrams import NO_DRAFT
-from engine.drafts.pools import _BYTES_PER_TOKEN, DraftPools
+from engine.drafts.shared import _BYTES_PER_TOKEN, DraftPools
+from engine.drafts.speculation import Speculation
 from engine.drafts.text import TextDrafter
-from engine.messages import DraftStats, ForgetDrafts
-from engine.speculation import Speculation
+from engine.wire.messages import DraftStats, ForgetDrafts
 from tests.engine.fakes import (
     FLAT,
     FakeClock,

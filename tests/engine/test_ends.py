@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from registry.peft_format import WEIGHTS_FILE
+from registry.formats.peft_format import WEIGHTS_FILE
 from tests.engine import real_core
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message, prompt_logprobs_of, run_until_idle, tokens_of

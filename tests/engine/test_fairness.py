@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis.strategies import integers, lists, sampled_from, tuples
 
-from engine.fairness import DECODE_COST, PREFILL_COST
+from engine.scheduling.fairness import DECODE_COST, PREFILL_COST
 from tests.engine.fair_pool import Service, Steps
 from tests.engine.fakes import (
     LAYOUT,

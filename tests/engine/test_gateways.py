@@ -6,8 +6,8 @@ import pytest
 import zmq
 
 from engine.gateways import Gateways
-from engine.messages import AbortRequests, Heartbeat, Hello
-from engine.wire import encode
+from engine.wire.encoding import encode
+from engine.wire.messages import AbortRequests, Heartbeat, Hello
 
 HELLO = encode(0, Hello(gateway_id="gw"))
 

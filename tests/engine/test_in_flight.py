@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.batch import Batch, ScheduledRow
-from engine.in_flight import InFlight, Launched
-from engine.messages import SamplingParams
+from engine.scheduling.in_flight import InFlight, Launched
+from engine.steps.batch import Batch, ScheduledRow
+from engine.wire.messages import SamplingParams
 from tests.engine.fakes import FakeClock, make_message, make_scheduler
 
 SAMPLING = SamplingParams(max_tokens=9)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers, lists
 
-from engine import int_channel
-from engine.int_channel import MAX_NUMBERS, ChannelClosed, IntChannel
+from engine.ranks import int_channel
+from engine.ranks.int_channel import MAX_NUMBERS, ChannelClosed, IntChannel
 
 NUMBERS = integers(-(1 << 63), (1 << 63) - 1)
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers
 
-from engine.journal import Journal
-from engine.journal_files import JournalGone
-from engine.journal_records import SegmentDamaged, read_records
-from engine.journal_state import output_sha256
-from engine.messages import ReadJournal
+from engine.journal.files import JournalGone
+from engine.journal.journal import Journal
+from engine.journal.lines import SegmentDamaged, read_records
+from engine.journal.state import output_sha256
+from engine.wire.messages import ReadJournal
 from tests.engine.fakes import (
     make_core,
     make_message,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import StepResult
-from engine.journal import END_RECORD_BYTES
-from engine.journal_records import encode, read_records
-from engine.journal_state import output_sha256
-from engine.records import EndRecord, StartRecord
+from engine.journal.journal import END_RECORD_BYTES
+from engine.journal.lines import encode, read_records
+from engine.journal.state import output_sha256
+from engine.steps.batch import StepResult
+from engine.wire.records import EndRecord, StartRecord
 from tests.engine.fakes import FakeClock, make_core, make_message, run_until_idle
 from tests.engine.small_disk import Killed, SmallDisk, make_journal
 

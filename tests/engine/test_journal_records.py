@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import builds, floats, integers, lists, text
 
-from engine.journal_records import (
+from engine.journal.lines import (
     JournalCorrupt,
     OtherJournalVersion,
     encode,
     read_records,
     read_segment,
 )
-from engine.records import (
+from engine.wire.records import (
     CheckpointRecord,
     EndRecord,
     ProgressRecord,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.journal_records import JournalCorrupt
-from engine.journal_state import Ending, JournalState, output_sha256
-from engine.messages import Timings
-from engine.records import ProgressRecord, RequestProgress, ResidencyRecord, StartRecord
+from engine.journal.lines import JournalCorrupt
+from engine.journal.state import Ending, JournalState, output_sha256
+from engine.wire.messages import Timings
+from engine.wire.records import ProgressRecord, RequestProgress, ResidencyRecord, StartRecord
 
 
 def start(seq, request_id="r1"):

@@ -8,17 +8,17 @@ from contextlib import aclosing
 import pytest
 
 from engine.errors import EngineAwayError, EngineDeadError
-from engine.journal_records import read_records
+from engine.journal.lines import read_records
 from engine.leaving import GRACE_S, Leaving, forget_settled, is_settled, mark_settled
-from engine.messages import (
+from engine.retired import VOIDING_S, RetiredCore, Retirement
+from engine.wire.messages import (
     EngineStats,
     ProveAdapter,
     ReadJournal,
     Residency,
     Welcome,
 )
-from engine.records import EndRecord, ResidencyRecord
-from engine.retired import VOIDING_S, RetiredCore, Retirement
+from engine.wire.records import EndRecord, ResidencyRecord
 from tests.engine.fakes import FakeClock, expected_tokens, make_adapter, make_message
 from tests.engine.pulled_outputs import outputs_of
 from tests.engine.test_process import (

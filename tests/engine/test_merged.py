@@ -15,14 +15,14 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine import beside, merged
-from engine.beside import Beside
-from engine.merged import MergedModel
-from engine.messages import ProveAdapter
 from engine.models.config import DecoderConfig
 from engine.models.rounding import NO_ROUNDING, WeightRounding
-from engine.proof import TokenSequence
-from engine.weights import ServedNumbers, load_config
+from engine.models.weights import ServedNumbers, load_config
+from engine.proofs import beside, merged
+from engine.proofs.beside import Beside
+from engine.proofs.merged import MergedModel
+from engine.proofs.proof import TokenSequence
+from engine.wire.messages import ProveAdapter
 from tests.engine import real_core
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from engine.messages import (
+from engine.wire.messages import (
     AbortRequests,
     AddRequest,
     Prefetch,

@@ -5,8 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from engine.batch import StepTokens
-from engine.messages import ExtendLease, LeaseLow, TokenLogprobs
+from engine.steps.batch import StepTokens
+from engine.wire.messages import ExtendLease, LeaseLow, TokenLogprobs
 from tests.engine.fakes import FakeClock, make_message, make_scheduler, update
 
 

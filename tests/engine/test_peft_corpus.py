@@ -13,10 +13,10 @@ from peft import LoraConfig
 from peft.tuners.lora import config as options
 from safetensors.torch import load_file, save_file
 
+from registry.checks.validate import AdapterLimits
 from registry.errors import InvalidAdapter
-from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE
-from registry.validate import AdapterLimits
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import WEIGHTS_FILE
 from tests.corpus.world import INVOCATION, PROMPTS, World, randomize
 from tests.engine.real_core import add_adapter
 from tests.oracle import merged_model
@@ -275,7 +275,7 @@ def test_no_option_of_this_peft_is_in_no_case():
 
 
 def test_every_key_that_this_peft_writes_is_known(world, tmp_path):
-    from registry import peft_config
+    from registry.formats import peft_config
 
     write(world, tmp_path, {})
     known = peft_config._READ | peft_config._IGNORED | peft_config._UNSUPPORTED

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.strategies import data, integers, lists, text
 
-from engine.batch import BAD_LOGITS, StepTokens
-from engine.block_hash import BlockHasher
-from engine.prefix_cache import BlockPool
+from engine.kv.block_hash import BlockHasher
+from engine.kv.blocks import BlockPool
+from engine.steps.batch import BAD_LOGITS, StepTokens
 from lora.arena import Arena
 from lora.eviction import EVERYBODY, Claim
 from tests.engine.fakes import (

@@ -14,13 +14,17 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from engine.client import EngineClient
 from engine.config import EngineConfig
-from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError
-from engine.fairness import DECODE_COST
-from engine.journal_files import JournalGone
-from engine.messages import (
+from engine.journal.files import JournalGone
+from engine.process import engine_identity, lock_directory
+from engine.scheduling.fairness import DECODE_COST
+from engine.steps.meter import TokenMeter
+from engine.steps.times import MOST_S
+from engine.wire.client import EngineClient
+from engine.wire.encoding import decode, encode, write_vocabulary
+from engine.wire.endpoint import Endpoint
+from engine.wire.messages import (
     EngineStats,
     Heartbeat,
     Hello,
@@ -28,10 +32,6 @@ from engine.messages import (
     TenantService,
     Welcome,
 )
-from engine.meter import TokenMeter
-from engine.process import engine_identity, lock_directory
-from engine.step_times import MOST_S
-from engine.wire import decode, encode, write_vocabulary
 from tests.engine.fakes import VOCABULARY, expected_tokens, make_adapter, make_message
 from tests.engine.pulled_outputs import outputs_of
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.scoring import LOGITS_BYTES, ScoredTokens, score
+from engine.steps.scoring import LOGITS_BYTES, ScoredTokens, score
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import (
     FakeRunner,

@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.batch import BAD_LOGITS
-from engine.messages import (
+from engine.proofs.proof import MAX_WAITING, Answer, Compared, judge
+from engine.steps.batch import BAD_LOGITS
+from engine.wire.messages import (
     PROOF_TENANT,
     PROVING,
     ProofResult,
@@ -15,7 +16,6 @@ from engine.messages import (
     StepOutputs,
     TokenLogprobs,
 )
-from engine.proof import MAX_WAITING, Answer, Compared, judge
 from lora.errors import Failure
 from registry.ref import AdapterRef
 from tests.engine.fakes import (

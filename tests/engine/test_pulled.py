@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine.pulled import pulled
+from engine.wire.pulled import pulled
 
 
 def test_items_come_in_order_and_then_the_error_of_the_work():

@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy
 import demo
 from demo import corpus
 from demo.documents import Writer
-from engine.batch import Batch, ScheduledRow
 from engine.cpu.inputs import InputBuilder
 from engine.models.config import DecoderConfig
-from engine.weights import StoredWeights, load_config
+from engine.models.weights import StoredWeights, load_config
+from engine.steps.batch import Batch, ScheduledRow
 from lora.layout import Layout
 from lora.packed import PackedForm
 from tests.cpu_decoder import make_decoder

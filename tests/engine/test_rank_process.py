@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.rank_group import FAILURES, PLACED
 from engine.rank_process import PlacedAdapters
+from engine.ranks.group import FAILURES, PLACED
 from lora.disk_cache import packed_path
 from lora.filling import SlabFiller
 from lora.layout import Layout

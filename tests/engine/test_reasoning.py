@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from engine.grammar.llguidance_matcher import LlguidanceGrammars
-from engine.messages import ReasoningBudget
-from engine.reasoning import Reasoning
-from engine.weights import load_config
+from engine.models.weights import load_config
+from engine.requests.reasoning import Reasoning
+from engine.wire.messages import ReasoningBudget
 from server.shapes.shape import Shape
 from server.text.tokenizer import Tokenizer
 from server.tools.built_in import BUILT_IN

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.batch import BAD_LOGITS, StepTokens
+from engine.steps.batch import BAD_LOGITS, StepTokens
 from tests.engine.fakes import (
     make_core,
     make_message,

@@ -1,7 +1,7 @@
 """The journal records where adapters were resident, at intervals and at exit, without loss."""
 
-from engine.journal_records import read_records
-from engine.records import EndRecord, ResidencyRecord
+from engine.journal.lines import read_records
+from engine.wire.records import EndRecord, ResidencyRecord
 from tests.engine.fakes import (
     FakeClock,
     FakeLoader,

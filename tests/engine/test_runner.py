@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.batch import Batch, ScheduledRow
 from engine.cpu.inputs import InputBuilder
 from engine.gpu.runner import GpuRunner
+from engine.steps.batch import Batch, ScheduledRow
 from lora.batch import DeviceTables
 from lora.packed import PackedForm
-from registry.peft_format import read_canonical
+from registry.formats.peft_format import read_canonical
 from tests.engine.fakes import LAYOUT, make_message, run_until_idle, tokens_of
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.real_core import add_adapter, build_core

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import BAD_LOGITS, ScheduledRow
 from engine.grammar.matcher import mask_bytes
-from engine.messages import SamplingParams
-from engine.sampler import choose, uniform
+from engine.steps.batch import BAD_LOGITS, ScheduledRow
+from engine.steps.sampler import choose, uniform
+from engine.wire.messages import SamplingParams
 
 VOCAB = 133
 # CHI_SQUARE_9 is the 0.999 quantile of chi-square with 9 degrees of freedom.

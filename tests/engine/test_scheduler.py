@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import booleans, composite, integers, sampled_from
 
-from engine.batch import StepTokens
-from engine.request import PENDING_TOKEN
+from engine.requests.request import PENDING_TOKEN
+from engine.steps.batch import StepTokens
 from tests.engine.fake_draft_model import FakeDraftModel, speculating
 from tests.engine.fakes import (
     FakeDrafter,

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import booleans, integers, lists, none, one_of, sampled_from, tuples
 
-from engine import shared_service
-from engine.fairness import DECODE_COST, VirtualTokenCounters
-from engine.messages import TenantService
-from engine.shared_service import GivenService, HeardService
+from engine.scheduling import shared_service
+from engine.scheduling.fairness import DECODE_COST, VirtualTokenCounters
+from engine.scheduling.shared_service import GivenService, HeardService
+from engine.wire.messages import TenantService
 from tests.engine.fair_pool import STEP_S, Demand, FairPool, Network
 from tests.engine.fakes import (
     FakeClock,

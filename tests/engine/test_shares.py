@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import booleans, integers, lists, sampled_from, tuples
 
-from engine.messages import Priority
+from engine.wire.messages import Priority
 from tests.engine.fair_pool import Service, Steps
 from tests.engine.fakes import (
     LAYOUT,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.silence import Silence
+from engine.wire.silence import Silence
 from tests.engine.fakes import FakeClock
 
 gaps = st.integers(-3600 * 64, 3600 * 64).map(lambda ticks: ticks / 64)  # sums without rounding

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from engine.batch import Batch
 from engine.drafts.acceptance import Acceptance
+from engine.drafts.estimate import StepEstimate
 from engine.drafts.ngrams import BY_MODEL, Draft
+from engine.drafts.speculation import MOST_DRAFTS, Speculation, _Record
 from engine.grammar.constraint import Constraint
-from engine.meter import TokenMeter
-from engine.speculation import MOST_DRAFTS, Speculation, _Record
-from engine.step_curve import StepCurve
-from engine.step_estimate import StepEstimate
-from engine.step_measurement import DEVICE_SIZES, SIZES, measure_steps, steps_of
+from engine.steps.batch import Batch
+from engine.steps.curve import StepCurve
+from engine.steps.measurement import DEVICE_SIZES, SIZES, measure_steps, steps_of
+from engine.steps.meter import TokenMeter
 from tests.engine.fakes import (
     LAYOUT,
     FakeClock,
@@ -253,7 +253,7 @@ def test_a_guess_at_a_pending_token_is_learned_from_like_a_draft(said, expected)
 @pytest.mark.parametrize("lag", [0, 1])
 def test_masks_behind_drafts_are_looked_for_once(tmp_path, monkeypatch, lag):
     """Behind a pending token, when it is known."""
-    monkeypatch.setattr("engine.forced._LEAST_PATIENCE_S", 60.0)
+    monkeypatch.setattr("engine.scheduling.forced._LEAST_PATIENCE_S", 60.0)
     looked, launched, look_ahead = [], [], Constraint.look_ahead
 
     def note(constraint, drafts):

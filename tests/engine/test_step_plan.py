@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.fairness import DECODE_COST
-from engine.step_plan import StepPlan
+from engine.scheduling.fairness import DECODE_COST
+from engine.scheduling.step_plan import StepPlan
 from tests.engine.fakes import make_message, make_scheduler
 
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from engine.step_times import MOST_S, PhaseSeconds, StepTimes
+from engine.steps.times import MOST_S, PhaseSeconds, StepTimes
 from tests.engine.fakes import FakeClock, make_core, make_message, make_scheduler, run_until_idle
 
 DECODE, PREFILL = (1, False), (8, False)

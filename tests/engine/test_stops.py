@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import binary, booleans, lists, sampled_from
 
-from engine.stops import StopMatcher
+from engine.requests.stops import StopMatcher
 
 few_bytes = sampled_from([0x61, 0x62, 0xC3, 0xA9])
 any_pieces = lists(lists(few_bytes, max_size=4).map(bytes), max_size=20) | lists(binary(max_size=3))

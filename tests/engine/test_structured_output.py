@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.grammar.llguidance_matcher import LlguidanceGrammars
-from engine.weights import load_config
+from engine.models.weights import load_config
 from registry.errors import Invalid
 from server.shapes.grammar import compiled
 from server.shapes.shape import Shape

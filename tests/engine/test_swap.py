@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.swap import PreemptionCosts
+from engine.kv.swap import PreemptionCosts
 from tests.engine.fakes import (
     FakeClock,
     expected_tokens,

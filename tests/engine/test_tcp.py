@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 import pytest
 import zmq
 
-from engine.client import EngineClient
-from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError, RequestRefused
-from engine.messages import Hello
-from engine.tcp import TcpError, TcpListener, check
-from engine.wire import encode
+from engine.wire.client import EngineClient
+from engine.wire.encoding import encode
+from engine.wire.endpoint import Endpoint
+from engine.wire.messages import Hello
+from engine.wire.tcp import TcpError, TcpListener, check
 from tests.engine.fakes import expected_tokens, make_message
 from tests.engine.test_process import START_S, collect, write_config
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import BAD_LOGITS
-from engine.sampler import choose
-from engine.verification import Choices
+from engine.steps.batch import BAD_LOGITS
+from engine.steps.sampler import choose
+from engine.steps.verification import Choices
 from tests.engine.test_sampler import CHI_SQUARE_9, VOCAB, make_logits, make_mask, make_row
 
 PARAMS = st.fixed_dictionaries(

@@ -2,7 +2,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.weights import StoredWeights
+from engine.models.weights import StoredWeights
 from tests.tiny_models import MIXTRAL, save_model
 
 CPU = torch.device("cpu")

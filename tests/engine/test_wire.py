@@ -24,16 +24,8 @@ from hypothesis.strategies import (
     tuples,
 )
 
-from engine import wire
-from engine.messages import (
-    ForgetDrafts,
-    Heartbeat,
-    Hello,
-    RequestOutput,
-    StepOutputs,
-)
-from engine.records import EndRecord, JournalRecords, ResidencyRecord
-from engine.wire import (
+from engine.wire import encoding as wire
+from engine.wire.encoding import (
     NotSendable,
     Numbering,
     OtherWireVersion,
@@ -43,6 +35,14 @@ from engine.wire import (
     read_vocabulary,
     write_vocabulary,
 )
+from engine.wire.messages import (
+    ForgetDrafts,
+    Heartbeat,
+    Hello,
+    RequestOutput,
+    StepOutputs,
+)
+from engine.wire.records import EndRecord, JournalRecords, ResidencyRecord
 from tests.engine.fakes import make_message
 
 HEADER_BYTES = 10

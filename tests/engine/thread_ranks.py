@@ -8,7 +8,7 @@ _TIMEOUT_S = 60.0
 
 
 class ThreadRanks:
-    """An engine.ranks.Ranks between threads. The ranks of a group share `board` and `barrier`."""
+    """The Ranks of engine.models between threads. Those of a group share `board` and `barrier`."""
 
     def __init__(self, shard, board, barrier):
         self.shard = shard

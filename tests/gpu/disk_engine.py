@@ -11,12 +11,12 @@ import torch
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.gpu.backend import assemble
-from engine.journal import Journal
-from engine.meter import TokenMeter
+from engine.journal.journal import Journal
+from engine.kv.swap import PreemptionCosts, SwapSpace
 from engine.models.config import DecoderConfig
-from engine.proof import Reference
-from engine.scheduler import Scheduler
-from engine.swap import PreemptionCosts, SwapSpace
+from engine.proofs.proof import Reference
+from engine.scheduling.scheduler import Scheduler
+from engine.steps.meter import TokenMeter
 from kernels.gpu import ops
 from lora.arena import Arena
 from lora.device import Device

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from engine.batch import Batch
 from engine.gpu.backend import assemble
-from engine.meter import TokenMeter
+from engine.steps.batch import Batch
+from engine.steps.meter import TokenMeter
 from kernels.gpu import ops
 from lora.host import PackedAdapter
 from tests.gpu.models import (

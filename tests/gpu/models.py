@@ -16,8 +16,8 @@ from lora.layout import PROJECTIONS, Layout, ModelShape, Ranks
 from lora.packed import PackedForm
 from lora.packing import pack
 from lora.shard import WHOLE, Shard
-from registry.architecture import ARCHITECTURES
-from registry.peft_format import (
+from registry.formats.architecture import ARCHITECTURES
+from registry.formats.peft_format import (
     CanonicalAdapter,
     ModuleScale,
     TensorInfo,

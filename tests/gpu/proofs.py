@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine import merged
 from engine.core import EngineCore
-from engine.merged import MergedModel
-from engine.messages import ProofResult, ProveAdapter
 from engine.models.config import DecoderConfig
-from engine.proof import Compared, TokenSequence
+from engine.proofs import merged
+from engine.proofs.merged import MergedModel
+from engine.proofs.proof import Compared, TokenSequence
+from engine.wire.messages import ProofResult, ProveAdapter
 from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
 from lora.device import Device
 from lora.layout import PROJECTIONS
-from registry.proof import Proof
 from registry.ref import AdapterRef
+from registry.uploads.proof import Proof
 from tests.gpu.disk_engine import PackedStore, make_disk_engine
 from tests.gpu.models import make_adapters, make_config, make_form, make_weights
 from tests.gpu.setting import Check, Setting
@@ -27,11 +27,11 @@ _DOWN = PROJECTIONS.index("down_proj")
 
 
 def proof_checks() -> dict[str, Check]:
-    return {"engine.proof": _check}
+    return {"engine.proofs.proof": _check}
 
 
 class WeightsInMemory(dict[str, torch.Tensor]):
-    """Weights of a model in host memory; see engine.merged.Weights."""
+    """Weights of a model in host memory; see engine.proofs.merged.Weights."""
 
     def __init__(self, weights: dict[str, torch.Tensor], there: torch.device) -> None:
         super().__init__(weights)

@@ -24,8 +24,8 @@ def main() -> None:
 
 def run(folder: Path, seed: int, index: int, is_dry: bool) -> None:
     """Run all steps of the script; the first rank saves their logits."""
-    from engine.ranks import TorchRanks
-    from engine.weights import ShardedWeights, StoredWeights
+    from engine.models.ranks import TorchRanks
+    from engine.models.weights import ShardedWeights, StoredWeights
     from lora.shard import Shard
     from tests.gpu import setting as settings
     from tests.gpu.models import make_form

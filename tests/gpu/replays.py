@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from engine.batch import Batch, ScheduledRow, StepTokens
 from engine.gpu.inputs import StepShape
 from engine.gpu.runner import GpuRunner
-from engine.messages import SamplingParams
-from engine.request import PENDING_TOKEN
+from engine.requests.request import PENDING_TOKEN
+from engine.steps.batch import Batch, ScheduledRow, StepTokens
+from engine.wire.messages import SamplingParams
 from kernels.gpu import ops
 from lora.host import PackedAdapter
 from tests.gpu.models import make_adapters, make_config, make_form, make_weights, pack_adapter

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from engine.batch import Batch, ScheduledRow, StepTokens
 from engine.config import EngineConfig
 from engine.gpu.backend import step_limits
 from engine.gpu.decoder import GpuDecoder
 from engine.gpu.runner import GpuRunner
-from engine.messages import SamplingParams
-from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
-from engine.ranks import Ranks
-from engine.segments import Tables
+from engine.models.ranks import Ranks
+from engine.steps.batch import Batch, ScheduledRow, StepTokens
+from engine.steps.meter import TokenMeter
+from engine.steps.segments import Tables
+from engine.wire.messages import SamplingParams
 from lora.batch import DeviceTables
 from lora.device import Device
 from lora.host import PackedAdapter

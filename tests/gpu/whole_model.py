@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from engine.batch import Batch
 from engine.cpu.inputs import InputBuilder
 from engine.models.config import DecoderConfig
-from engine.ranks import Ranks
+from engine.models.ranks import Ranks
+from engine.steps.batch import Batch
 from kernels.gpu import ops
 from kernels.quantized import Rounding, Weight, as_numbers, quantize
 from lora.batch import DeviceTables

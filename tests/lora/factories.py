@@ -19,7 +19,7 @@ import numpy as np
 
 from lora.layout import Layout, ModelShape
 from lora.packed import PackedForm
-from registry.peft_format import (
+from registry.formats.peft_format import (
     CanonicalAdapter,
     ModuleScale,
     TensorInfo,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lora.disk_cache import CacheInUse, DiskCache, packed_path
 from lora.errors import AdapterError
-from registry.free_space import FreeSpace, Volume
+from registry.storage.free_space import FreeSpace, Volume
 from tests.registry.fake_disk import FakeDisk
 
 LATER = 4_000_000_000

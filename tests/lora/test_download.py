@@ -11,7 +11,7 @@ from lora import download as module
 from lora.download import MAX_ATTEMPTS, PARTS_AT_ONCE, Downloader
 from lora.errors import AdapterError
 from registry.errors import ObjectNotFound, StorageError
-from registry.storage_url import open_storage
+from registry.storage.url import open_storage
 from tests.faulty_s3 import CREDENTIALS, faulty_s3
 from tests.lora.factories import DEADLINE_S, wait_for
 

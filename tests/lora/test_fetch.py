@@ -17,7 +17,7 @@ from lora.fetch import Fetcher, Order
 from lora.host import read_packed
 from lora.layout import Layout, ModelShape
 from lora.packed import PackedForm
-from registry.storage import LocalStorage
+from registry.storage.storage import LocalStorage
 from tests.faulty_s3 import CREDENTIALS, faulty_s3
 from tests.lora.factories import (
     DEADLINE_S,

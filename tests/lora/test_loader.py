@@ -17,7 +17,7 @@ from lora.host import open_packed, read_packed
 from lora.loader import ThreadLoader
 from lora.loads import Fetched, Placed, Read
 from lora.packed import PackedForm
-from registry.storage import LocalStorage
+from registry.storage.storage import LocalStorage
 from tests.engine.gpu.fake_device import FakeDevice
 from tests.lora.factories import FORM, FetcherProcess, make_object, make_ref, wait_for
 from tests.watched import forbidden_calls

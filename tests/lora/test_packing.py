@@ -19,8 +19,8 @@ from lora.layout import PROJECTIONS, Layout, ModelShape
 from lora.packed import PackedForm
 from lora.packing import convert, pack
 from lora.shard import Shard
-from registry.base_model import BaseModel
-from registry.peft_format import EMBEDDING, HEAD, lora_names
+from registry.base.base_model import BaseModel
+from registry.formats.peft_format import EMBEDDING, HEAD, lora_names
 from tests.registry.factories import parse_canonical
 from tests.tiny_models import (
     canonical_bytes,

@@ -15,7 +15,7 @@ import ray.exceptions
 import ray.util
 
 from engine.leaving import mark_settled
-from engine.wire import write_vocabulary
+from engine.wire.encoding import write_vocabulary
 from server.cluster import coordinator
 from server.cluster.coordinator import LINGER_S, SILENCE_S, Coordinator, Slot
 from server.cluster.placer import Placer, PoolRefused

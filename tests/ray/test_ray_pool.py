@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from engine.meter import TokenMeter
+from engine.steps.meter import TokenMeter
 from server.billing.audit.run import audit
 from server.billing.tables import holds, usage_events
 from server.database.database import Database

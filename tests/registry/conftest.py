@@ -3,14 +3,14 @@ import shutil
 import pytest
 from sqlalchemy import Engine, create_engine, delete, event
 
-from registry.base_model import BaseModel
-from registry.base_models import BaseModels
-from registry.catalog import Catalog
-from registry.storage import LocalStorage
-from registry.storage_url import open_storage
+from registry.base.base_model import BaseModel
+from registry.base.base_models import BaseModels
+from registry.catalog.catalog import Catalog
+from registry.storage.storage import LocalStorage
+from registry.storage.url import open_storage
+from registry.storage.work_dir import WorkDir
 from registry.tables import metadata
-from registry.upload_rules import RegistryLimits
-from registry.work_dir import WorkDir
+from registry.uploads.rules import RegistryLimits
 from tests.faulty_s3 import CREDENTIALS
 from tests.registry.factories import Clock, make_base, sound_files
 from tests.registry.publishing import publish

@@ -9,22 +9,22 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from registry.base_choice import choose_base
-from registry.base_model import BaseModel
+from registry.base.base_model import BaseModel
+from registry.checks.base_choice import choose_base
+from registry.checks.passport import Passport
+from registry.checks.validate import AdapterLimits, check_adapter
+from registry.checks.validator import ValidatedAdapter
 from registry.errors import ObjectNotFound
-from registry.passport import Passport
-from registry.peft_config import CONFIG_FILE
-from registry.peft_format import (
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import (
     WEIGHTS_FILE,
     CanonicalAdapter,
     lora_names,
     read_canonical,
     write_canonical,
 )
-from registry.storage import LocalStorage, Storage
-from registry.upload_rows import FileSpec
-from registry.validate import AdapterLimits, check_adapter
-from registry.validator import ValidatedAdapter
+from registry.storage.storage import LocalStorage, Storage
+from registry.uploads.rows import FileSpec
 
 
 def parse_canonical(data: bytes) -> CanonicalAdapter:

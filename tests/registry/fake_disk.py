@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry.free_space import Volume
+from registry.storage.free_space import Volume
 
 
 @dataclass

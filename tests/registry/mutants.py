@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from registry.peft_format import lora_names
+from registry.formats.peft_format import lora_names
 from tests.registry.factories import Tensor, encode, encode_header, make_tensor
 
 WIDTHS = {

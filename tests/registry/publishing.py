@@ -4,9 +4,9 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from registry.adapter_rows import BuiltAdapter, Version, object_key
-from registry.base_model import BaseModel
-from registry.catalog import Catalog
+from registry.base.base_model import BaseModel
+from registry.catalog.adapter_rows import BuiltAdapter, Version, object_key
+from registry.catalog.catalog import Catalog
 from tests.registry.factories import sha256
 
 BASE = BaseModel("tiny", Path("tiny"), {}, {}, "b" * 64)

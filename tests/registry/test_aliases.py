@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from registry.alias_rows import Canary, Target, bucket_of
+from registry.catalog.alias_rows import Canary, Target, bucket_of
 from registry.errors import QuotaExceeded
 from registry.tables import adapter_events, alias_moves, audit_log
 from tests.refusals import refused
@@ -121,7 +121,7 @@ def test_moves_are_listed_newest_first_in_pages(catalog, connection, three):
 
 
 def test_an_adapter_has_only_so_many_aliases(catalog, connection, make_version, monkeypatch):
-    monkeypatch.setattr("registry.catalog.MAX_ALIASES", 5)
+    monkeypatch.setattr("registry.catalog.catalog.MAX_ALIASES", 5)
     make_version()
     for number in range(4):
         catalog.set_alias(connection, A, "pirate", f"a{number}", 1)

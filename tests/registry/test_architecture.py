@@ -2,7 +2,7 @@
 
 import pytest
 
-from registry.architecture import text_name
+from registry.formats.architecture import text_name
 
 LAYER = "layers.3.self_attn.q_proj.weight"
 

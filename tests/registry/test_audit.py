@@ -1,6 +1,6 @@
 """The words of the audit log."""
 
-from registry.audit import in_words
+from registry.catalog.audit import in_words
 
 
 def test_a_line_says_none_and_dates_and_no_words_of_the_program() -> None:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.base_choice import choose, choose_base, fits
-from registry.base_model import BaseModel
-from registry.base_tensor import BaseTensor
+from registry.base.base_model import BaseModel
+from registry.base.base_tensor import BaseTensor
+from registry.checks.base_choice import choose, choose_base, fits
+from registry.checks.validate import AdapterLimits
 from registry.errors import InvalidAdapter
-from registry.peft_format import Header, TensorInfo, lora_names
-from registry.validate import AdapterLimits
+from registry.formats.peft_format import Header, TensorInfo, lora_names
 from tests.refusals import refused
 from tests.registry.factories import encode, make_adapter, make_config
 

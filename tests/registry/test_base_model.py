@@ -5,8 +5,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from registry.architecture import ARCHITECTURES, EXPERT_ARCHITECTURES, FUSED_ARCHITECTURES
-from registry.base_model import BaseModel, UnsupportedBaseModel
+from registry.base.base_model import BaseModel, UnsupportedBaseModel
+from registry.formats.architecture import ARCHITECTURES, EXPERT_ARCHITECTURES, FUSED_ARCHITECTURES
 from tests.quantized_models import save_quantized
 from tests.registry.factories import encode, make_base, make_tensor, write_base
 from tests.tiny_models import MIXTRAL, NEWER_NAMES, QWEN3_MOE, rename_tensors, save_model

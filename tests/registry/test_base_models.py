@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from registry.base_models import BaseModels
+from registry.base.base_models import BaseModels
 from registry.base_ref import BaseRef
 
 

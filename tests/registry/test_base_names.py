@@ -2,7 +2,7 @@
 
 import pytest
 
-from registry.base_names import last_name, plain_name, trained_on_quantised
+from registry.base.base_names import last_name, plain_name, trained_on_quantised
 
 QUANTISED = {
     "unsloth/llama-3-8b-bnb-4bit": "llama-3-8b",

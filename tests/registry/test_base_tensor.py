@@ -3,8 +3,8 @@ import io
 import numpy as np
 import pytest
 
-from registry.base_tensor import BaseTensor, digest_of
-from registry.peft_format import read_header
+from registry.base.base_tensor import BaseTensor, digest_of
+from registry.formats.peft_format import read_header
 from tests.registry.factories import encode, make_tensor
 
 

@@ -4,9 +4,9 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 
-from registry.alias_rows import Target
-from registry.base_models import BaseModels
-from registry.catalog import Catalog
+from registry.base.base_models import BaseModels
+from registry.catalog.alias_rows import Target
+from registry.catalog.catalog import Catalog
 from tests.refusals import refused
 from tests.registry.publishing import publish
 

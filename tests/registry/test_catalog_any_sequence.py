@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import StaticPool, create_engine, select
 
-from registry.alias_rows import Canary, Target, bucket_of
-from registry.base_models import BaseModels
-from registry.catalog import Catalog
+from registry.base.base_models import BaseModels
+from registry.catalog.alias_rows import Canary, Target, bucket_of
+from registry.catalog.catalog import Catalog
 from registry.errors import NotFound
 from registry.tables import adapter_versions, metadata
 from tests.refusals import refused

@@ -3,10 +3,10 @@
 import pytest
 from sqlalchemy import select
 
-from registry.adapter_rows import live_object_keys
-from registry.alias_rows import Canary, Target
-from registry.base_models import BaseModels
-from registry.catalog import RETENTION_S, Catalog
+from registry.base.base_models import BaseModels
+from registry.catalog.adapter_rows import live_object_keys
+from registry.catalog.alias_rows import Canary, Target
+from registry.catalog.catalog import RETENTION_S, Catalog
 from registry.tables import adapter_events, audit_log
 from tests.refusals import refused
 
@@ -89,7 +89,7 @@ def test_a_purge_has_a_limit(catalog, connection, make_version, clock, monkeypat
     for tenant_id in (A, B):
         catalog.delete_adapter(connection, tenant_id, "pirate")
     clock.now_s += RETENTION_S + 1
-    monkeypatch.setattr("registry.catalog._MAX_PURGED", 4)
+    monkeypatch.setattr("registry.catalog.catalog._MAX_PURGED", 4)
     assert [catalog.purge_deleted(connection) for _ in range(4)] == [4, 4, 2, 0]
 
 

@@ -1,7 +1,7 @@
 import pytest
 from sqlalchemy import insert, select
 
-from registry.events import (
+from registry.catalog.events import (
     KEPT_MS,
     MAX_READ,
     EventTail,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from registry.extras import EXTRAS, ExtraMissing, require
-from registry.storage_url import open_storage
+from registry.storage.url import open_storage
 from server.database.database import Database
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from registry.errors import NoRoom
-from registry.free_space import MAX_RESERVE_BYTES, FreeSpace, Volume, volume_of
-from registry.storage import LocalStorage
-from registry.work_dir import WorkDir
+from registry.storage.free_space import MAX_RESERVE_BYTES, FreeSpace, Volume, volume_of
+from registry.storage.storage import LocalStorage
+from registry.storage.work_dir import WorkDir
 from tests.registry.fake_disk import FakeDisk
 
 HERE = Path("/here")

@@ -18,11 +18,11 @@ from kernels.tiles import RANK_ROWS
 from lora.layout import PROJECTIONS, Layout
 from lora.packed import PackedForm, read_header
 from lora.packing import pack
-from registry.base_model import BaseModel
+from registry.base.base_model import BaseModel
+from registry.checks.tensor_names import peft_name
+from registry.checks.validate import AdapterLimits, check_adapter
 from registry.errors import InvalidAdapter, TooLarge
-from registry.peft_format import lora_names, write_canonical
-from registry.tensor_names import peft_name
-from registry.validate import AdapterLimits, check_adapter
+from registry.formats.peft_format import lora_names, write_canonical
 from tests.lora.factories import FORM, SHAPE
 from tests.registry.mutants import mutant
 

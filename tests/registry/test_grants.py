@@ -1,7 +1,7 @@
 import pytest
 from sqlalchemy import select
 
-from registry import adapter_rows, grants
+from registry.catalog import adapter_rows, grants
 from registry.tables import adapter_events, audit_log
 from tests.registry.rows import add_version
 

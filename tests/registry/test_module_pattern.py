@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import InvalidAdapter
-from registry.module_pattern import SUFFIX, WHOLE, read_pattern
+from registry.formats.module_pattern import SUFFIX, WHOLE, read_pattern
 from tests.refusals import refused
 
 Q0 = "model.layers.0.self_attn.q_proj"

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, create_engine, insert, select
 
-from registry import adapter_rows, grants, offers, received_offers
-from registry.adapter_rows import Adapter
+from registry.catalog import adapter_rows, grants, offers, received_offers
+from registry.catalog.adapter_rows import Adapter
+from registry.catalog.offers import KEPT_MS, MAX_OFFERS
+from registry.catalog.received_offers import MAX_LISTED, MAX_LISTED_PER_OWNER, Addressee
 from registry.errors import QuotaExceeded
-from registry.offers import KEPT_MS, MAX_OFFERS
-from registry.received_offers import MAX_LISTED, MAX_LISTED_PER_OWNER, Addressee
 from registry.tables import (
     adapter_aliases,
     adapter_grants,

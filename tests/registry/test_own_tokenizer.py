@@ -10,9 +10,9 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from registry import own_tokenizer
 from registry.errors import InvalidAdapter, TooLarge
-from registry.own_tokenizer import (
+from registry.formats import own_tokenizer
+from registry.formats.own_tokenizer import (
     CHAT_TEMPLATE,
     TOKENIZER,
     TOKENIZER_CONFIG,

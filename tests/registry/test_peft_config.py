@@ -3,7 +3,7 @@ import json
 import pytest
 
 from registry.errors import InvalidAdapter, TooLarge
-from registry.peft_config import MAX_PATTERNS, PeftConfig
+from registry.formats.peft_config import MAX_PATTERNS, PeftConfig
 from tests.registry.factories import make_config
 
 Q0, Q1 = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"

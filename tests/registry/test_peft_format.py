@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from registry.errors import InvalidAdapter
-from registry.peft_format import (
+from registry.formats.peft_format import (
     CHUNK_BYTES,
     CanonicalAdapter,
     ModuleScale,

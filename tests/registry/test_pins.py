@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from sqlalchemy import create_engine, select, update
 from sqlalchemy.pool import StaticPool
 
-from registry import adapter_rows, pins
+from registry.catalog import adapter_rows, pins
 from registry.errors import QuotaExceeded
 from registry.tables import (
     adapter_aliases,

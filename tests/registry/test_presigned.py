@@ -3,9 +3,9 @@
 import pytest
 
 from registry.errors import StorageError
-from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE
-from registry.presigned import offer_files
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import WEIGHTS_FILE
+from registry.uploads.presigned import offer_files
 from tests.refusals import refused
 from tests.registry.factories import PresignedFolder, keys, make_config, sound_files
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from registry.errors import ObjectNotFound, StorageError
-from registry.storage_url import open_storage
+from registry.storage.url import open_storage
 from tests.registry.factories import keys
 
 PART_BYTES = 5 << 20

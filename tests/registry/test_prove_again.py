@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from registry.base_models import BaseModels
-from registry.catalog import Catalog
+from registry.base.base_models import BaseModels
+from registry.catalog.catalog import Catalog
 from registry.errors import Invalid, QuotaExceeded
-from registry.own_tokenizer import CHAT_TEMPLATE
-from registry.proof import Proof
+from registry.formats.own_tokenizer import CHAT_TEMPLATE
+from registry.uploads.proof import Proof
 from tests.refusals import refused
 from tests.registry.factories import keys, sound_files
 

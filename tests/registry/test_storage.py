@@ -8,11 +8,11 @@ import time
 import pytest
 
 from registry.errors import ObjectNotFound, StorageError
-from registry.s3_location import S3Location
-from registry.storage import CHUNK_BYTES, LocalStorage
-from registry.storage_faults import REMEDIES
-from registry.storage_s3 import S3Storage
-from registry.storage_url import open_storage
+from registry.storage.faults import REMEDIES
+from registry.storage.s3 import S3Storage
+from registry.storage.s3_location import S3Location
+from registry.storage.storage import CHUNK_BYTES, LocalStorage
+from registry.storage.url import open_storage
 from tests.registry.factories import keys
 
 PART_BYTES = 16 << 20
@@ -186,7 +186,7 @@ def put_elsewhere():
     processes = []
 
     def start(url, key, path):
-        put = "import sys; from registry.storage_url import open_storage as o; from pathlib import "
+        put = "import sys; from registry.storage.url import open_storage as o; from pathlib import "
         put += "Path; o(sys.argv[1]).put(sys.argv[2], Path(sys.argv[3]))"
         processes.append(subprocess.Popen([sys.executable, "-c", put, url, key, str(path)]))
         return processes[-1]
@@ -289,7 +289,7 @@ def test_a_store_that_cannot_be_used_says_why_and_what_to_do(
         with pytest.raises(StorageError, match=reason):
             storage.put("k", make_file(b"hello"))
     assert storage.faults.reason == reason
-    assert [line.message for line in caplog.records if line.name == "registry.storage_faults"] == [
+    assert [line.message for line in caplog.records if line.name == "registry.storage.faults"] == [
         f"The object store failed: {reason}. {REMEDIES[reason]}"
     ]
 

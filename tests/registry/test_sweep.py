@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from registry.catalog import RETENTION_S
+from registry.catalog.catalog import RETENTION_S
 from registry.errors import StorageError
-from registry.proof import Proof
+from registry.uploads.proof import Proof
 from tests.registry.factories import keys
 
 A = "tenant-a"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.peft_format import Header, TensorInfo, lora_names
-from registry.tensor_names import name_tensors, peft_name
+from registry.checks.tensor_names import name_tensors, peft_name
+from registry.formats.peft_format import Header, TensorInfo, lora_names
 
 Q0 = "layers.0.self_attn.q_proj"
 A0, B0 = lora_names(f"model.{Q0}")

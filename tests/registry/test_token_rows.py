@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry.base_model import BaseModel
+from registry.base.base_model import BaseModel
+from registry.checks.validate import AdapterLimits, check_adapter
+from registry.checks.validator import Validator
 from registry.errors import InvalidAdapter
-from registry.peft_format import WEIGHTS_FILE, lora_names, write_canonical
-from registry.tensor_values import decode, round_to
-from registry.validate import AdapterLimits, check_adapter
-from registry.validator import Validator
+from registry.formats.peft_format import WEIGHTS_FILE, lora_names, write_canonical
+from registry.formats.tensor_values import decode, round_to
 from tests.registry.factories import (
     HIDDEN,
     encode,

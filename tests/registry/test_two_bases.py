@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from registry.base_models import BaseModels
-from registry.catalog import Catalog
+from registry.base.base_models import BaseModels
+from registry.catalog.catalog import Catalog
 from registry.errors import Invalid, InvalidAdapter
-from registry.upload_rows import FAILED
+from registry.uploads.rows import FAILED
 from tests.refusals import refused
 from tests.registry.factories import (
     encode,

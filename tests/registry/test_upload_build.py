@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from registry.errors import InvalidAdapter, ObjectNotFound, StorageError
-from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE, lora_names
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import WEIGHTS_FILE, lora_names
 from tests.refusals import refused
 from tests.registry.factories import (
     ActingStorage,

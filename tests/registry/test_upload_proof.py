@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from registry import upload_ends
-from registry.catalog import MAX_ALIASES
+from registry.catalog.catalog import MAX_ALIASES
 from registry.errors import InvalidAdapter, StorageError
-from registry.proof import Proof
-from registry.upload_proof import claim_proof, claim_proofs
+from registry.uploads import ends as upload_ends
+from registry.uploads.proof import Proof
+from registry.uploads.proving import claim_proof, claim_proofs
 from tests.refusals import refused
 from tests.registry.factories import ActingStorage, keys
 

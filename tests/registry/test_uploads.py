@@ -5,12 +5,12 @@ import pytest
 from sqlalchemy import inspect
 
 from registry.errors import Invalid, Limited, QuotaExceeded, TooLarge
-from registry.own_tokenizer import CHAT_TEMPLATE, TOKENIZER_FILES
-from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE
+from registry.formats.own_tokenizer import CHAT_TEMPLATE, TOKENIZER_FILES
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import WEIGHTS_FILE
 from registry.tables import metadata
-from registry.upload_opening import has_object
-from registry.upload_rows import FileSpec, get_upload
+from registry.uploads.opening import has_object
+from registry.uploads.rows import FileSpec, get_upload
 from tests.refusals import refused
 from tests.registry.factories import ActingStorage, keys, make_config, sound_files
 

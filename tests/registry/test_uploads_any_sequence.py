@@ -12,17 +12,17 @@ from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 from sqlalchemy import StaticPool, create_engine
 
-from registry.base_models import BaseModels
-from registry.catalog import Catalog
+from registry.base.base_models import BaseModels
+from registry.catalog.catalog import Catalog
+from registry.checks.validator import ValidatedAdapter
 from registry.errors import InvalidAdapter, ObjectNotFound, QuotaExceeded
-from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE
-from registry.proof import Proof
-from registry.storage import StoredObject
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import WEIGHTS_FILE
+from registry.storage.storage import StoredObject
+from registry.storage.work_dir import WorkDir
 from registry.tables import metadata
-from registry.upload_rules import RegistryLimits
-from registry.validator import ValidatedAdapter
-from registry.work_dir import WorkDir
+from registry.uploads.proof import Proof
+from registry.uploads.rules import RegistryLimits
 from tests.refusals import refused
 from tests.registry.factories import Clock, sha256
 from tests.registry.publishing import BASE

@@ -4,11 +4,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from registry.base_model import BaseModel
-from registry.base_tensor import BaseTensor, digest_of
+from registry.base.base_model import BaseModel
+from registry.base.base_tensor import BaseTensor, digest_of
+from registry.checks.validate import AdapterLimits, check_adapter
 from registry.errors import InvalidAdapter, TooLarge
-from registry.peft_format import ModuleScale, lora_names
-from registry.validate import AdapterLimits, check_adapter
+from registry.formats.peft_format import ModuleScale, lora_names
 from tests.registry.factories import (
     encode,
     make_adapter,

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from registry.checks.validate import AdapterLimits
+from registry.checks.validator import Validator, ValidatorLimits
 from registry.errors import InvalidAdapter, TooLarge
-from registry.own_tokenizer import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
-from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
-from registry.peft_format import WEIGHTS_FILE
-from registry.validate import AdapterLimits
-from registry.validator import Validator, ValidatorLimits
+from registry.formats.own_tokenizer import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
+from registry.formats.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
+from registry.formats.peft_format import WEIGHTS_FILE
 from tests.refusals import refused
 from tests.registry.factories import (
     encode,
@@ -157,7 +157,8 @@ def test_the_process_is_given_no_secrets(base, files, tmp_path, monkeypatch):
 
 def in_a_validator(code):
     """Output of a process that gives up its privileges as a validator does and then runs `code`."""
-    start = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport registry.validator_process as v"
+    start = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+    start += "import registry.checks.validator_process as v"
     confine = "v.begin(memory_bytes=1 << 30, file_bytes=1000, cpu_s=7, open_files=9, niceness=3)"
     command = [sys.executable, "-I", "-c", f"{start}\noffline = {confine}\n{code}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

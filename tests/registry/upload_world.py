@@ -8,18 +8,20 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from registry import sweep, upload_opening, upload_rows
-from registry.adapter_rows import Version
-from registry.catalog import Catalog
-from registry.proof import Proof
+from registry.catalog.adapter_rows import Version
+from registry.catalog.catalog import Catalog
+from registry.storage.work_dir import WorkDir
 from registry.transactions import Begin
-from registry.upload_build import UploadBuilder
-from registry.upload_opening import NewUpload
-from registry.upload_parts import SentPart, put_part
-from registry.upload_proof import claim_proofs, finish_proof
-from registry.upload_rows import FileSpec, Upload
-from registry.upload_rules import RegistryLimits
-from registry.work_dir import WorkDir
+from registry.uploads import opening as upload_opening
+from registry.uploads import rows as upload_rows
+from registry.uploads import sweep
+from registry.uploads.build import UploadBuilder
+from registry.uploads.opening import NewUpload
+from registry.uploads.parts import SentPart, put_part
+from registry.uploads.proof import Proof
+from registry.uploads.proving import claim_proofs, finish_proof
+from registry.uploads.rows import FileSpec, Upload
+from registry.uploads.rules import RegistryLimits
 from tests.registry.factories import Clock, InProcessValidator, declare, sha256
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from engine.journal_records import encode
-from engine.messages import PROOF_TENANT
-from engine.meter import TokenMeter
-from engine.records import CheckpointRecord, EndRecord, ResidencyRecord, StartRecord
+from engine.journal.lines import encode
+from engine.steps.meter import TokenMeter
+from engine.wire.messages import PROOF_TENANT
+from engine.wire.records import CheckpointRecord, EndRecord, ResidencyRecord, StartRecord
 from server.billing import holds, ledger
 from server.billing.credits import post_credit
 from server.billing.months import end_of

@@ -1,6 +1,6 @@
 """Factories for the gateway's tests: tenants, keys, holds, end records."""
 
-from engine.records import EndRecord, JournalRecords
+from engine.wire.records import EndRecord, JournalRecords
 from server.accounts.keys import ApiKey, create_key
 from server.accounts.tenants import STANDARD, Tenant, TenantLimits, create_tenant
 from server.billing.holds import Hold, insert_hold

@@ -6,12 +6,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.delivery import Take
 from engine.errors import EngineAwayError, EngineDeadError, EngineDied
-from engine.messages import AddRequest, RequestOutput, Residency, Welcome
-from engine.records import JournalRecords
-from registry.proof import Proof
+from engine.wire.delivery import Take
+from engine.wire.messages import AddRequest, RequestOutput, Residency, Welcome
+from engine.wire.records import JournalRecords
 from registry.ref import AdapterRef
+from registry.uploads.proof import Proof
 from server.pool.engines import EngineFigures, Engines
 from server.pool.suspects import Suspects
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from engine.delivery import Take
 from engine.errors import RequestRefused
-from engine.messages import AddRequest, RequestOutput, TokenLogprobs
+from engine.wire.delivery import Take
+from engine.wire.messages import AddRequest, RequestOutput, TokenLogprobs
 from server.billing import ledger
 from server.billing.tables import entries, holds
 from server.database.clock import now_ms

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
-from engine.messages import AddRequest, RequestOutput, TokenLogprobs
+from engine.wire.messages import AddRequest, RequestOutput, TokenLogprobs
 from server.accounts.keys import create_key
 from server.billing.tables import holds
 from server.limits.memory import MemoryLimiter

@@ -8,10 +8,10 @@ from fastapi import Depends, Query
 from pydantic import Field
 from sqlalchemy import Connection
 
-from registry.adapter_rows import Adapter
-from registry.alias_rows import Canary
-from registry.upload_rows import unfinished_uploads
-from registry.upload_rules import RegistryLimits, check_room
+from registry.catalog.adapter_rows import Adapter
+from registry.catalog.alias_rows import Canary
+from registry.uploads.rows import unfinished_uploads
+from registry.uploads.rules import RegistryLimits, check_room
 from server.accounts.auth import Identity
 from server.api.adapter_view import (
     AdapterAnswer,

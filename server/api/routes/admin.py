@@ -9,7 +9,7 @@ from fastapi import Depends
 from pydantic import Field
 from sqlalchemy import Connection
 
-from engine.messages import Tier
+from engine.wire.messages import Tier
 from server.accounts import tenants
 from server.accounts.tenants import Tenant, TenantLimits, TenantStatus
 from server.api.answer import Answer

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from registry.audit import record_audit
+from registry.catalog.audit import record_audit
 from registry.errors import Invalid
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body

@@ -8,8 +8,8 @@ from fastapi import Path
 from pydantic import Field
 from sqlalchemy import Connection
 
-from engine.messages import EngineStats
-from registry.audit import record_audit
+from engine.wire.messages import EngineStats
+from registry.catalog.audit import record_audit
 from registry.errors import Conflict, NotFound
 from server.api.answer import Answer
 from server.api.deps import BasesDep, DatabaseDep, operators_router

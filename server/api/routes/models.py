@@ -6,10 +6,10 @@ from fastapi import Request
 from pydantic import Field
 from sqlalchemy import Connection
 
-from registry import grants
-from registry.adapter_rows import DELETED, find_adapter_row, find_version_row
+from registry.catalog import grants
+from registry.catalog.adapter_rows import DELETED, find_adapter_row, find_version_row
+from registry.catalog.names import model_not_found, parse_model
 from registry.errors import NotFound
-from registry.names import model_not_found, parse_model
 from server.accounts import tenants
 from server.accounts.auth import Identity
 from server.adapters.names import resolve_adapter

@@ -5,10 +5,10 @@ from typing import Literal
 from pydantic import Field
 from sqlalchemy import Connection
 
-from registry import received_offers
-from registry.base_models import BaseModels
-from registry.names import is_name
-from registry.received_offers import Addressee, ReceivedOffer, offer_not_found
+from registry.base.base_models import BaseModels
+from registry.catalog import received_offers
+from registry.catalog.names import is_name
+from registry.catalog.received_offers import Addressee, ReceivedOffer, offer_not_found
 from server.accounts import tenants
 from server.accounts.auth import Identity
 from server.api.answer import Answer

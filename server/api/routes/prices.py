@@ -7,7 +7,7 @@ from fastapi import Query
 from pydantic import Field
 from sqlalchemy import Connection
 
-from registry.adapter_rows import owner_of
+from registry.catalog.adapter_rows import owner_of
 from registry.errors import Fault, Invalid, NotFound
 from server.accounts import tenants
 from server.api.answer import Answer

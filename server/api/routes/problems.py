@@ -13,9 +13,9 @@ from typing import Annotated
 from fastapi import Depends
 from pydantic import Field
 
-from engine.messages import Residency
-from registry.free_space import FreeSpace
-from registry.storage_faults import REMEDIES, StorageFaults
+from engine.wire.messages import Residency
+from registry.storage.faults import REMEDIES, StorageFaults
+from registry.storage.free_space import FreeSpace
 from server.api.answer import Answer
 from server.api.deps import (
     AuditorDep,

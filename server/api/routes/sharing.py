@@ -5,12 +5,12 @@ from typing import Literal
 from pydantic import Field
 from sqlalchemy import Connection
 
-from registry import grants, offers, pins
-from registry.adapter_rows import Adapter, lock_tenant
-from registry.catalog import Catalog
+from registry.catalog import grants, offers, pins
+from registry.catalog.adapter_rows import Adapter, lock_tenant
+from registry.catalog.catalog import Catalog
+from registry.catalog.grants import Grant
+from registry.catalog.offers import Offer
 from registry.errors import Invalid
-from registry.grants import Grant
-from registry.offers import Offer
 from server.accounts import tenants
 from server.accounts.auth import Identity
 from server.api.adapter_view import PinAnswer, pin_view

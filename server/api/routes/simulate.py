@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from sqlalchemy import Connection
 
-from registry.adapter_rows import owner_of
+from registry.catalog.adapter_rows import owner_of
 from registry.errors import Invalid, NotFound
 from server.accounts import tenants
 from server.api.answer import Answer

@@ -16,13 +16,16 @@ from pydantic import Field, JsonValue
 from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
 
-from registry import upload_ends, upload_opening, upload_parts, upload_rows
-from registry.adapter_rows import Version
+from registry.catalog.adapter_rows import Version
 from registry.errors import Invalid, StorageError
-from registry.presigned import OfferedFile, offer_files, storage_of
-from registry.upload_opening import NewUpload
-from registry.upload_parts import SentPart
-from registry.upload_rows import (
+from registry.uploads import ends as upload_ends
+from registry.uploads import opening as upload_opening
+from registry.uploads import parts as upload_parts
+from registry.uploads import rows as upload_rows
+from registry.uploads.opening import NewUpload
+from registry.uploads.parts import SentPart
+from registry.uploads.presigned import OfferedFile, offer_files, storage_of
+from registry.uploads.rows import (
     COMPLETE,
     GATEWAY,
     OPEN,
@@ -31,7 +34,7 @@ from registry.upload_rows import (
     Transfer,
     Upload,
 )
-from registry.upload_rules import RegistryLimits
+from registry.uploads.rules import RegistryLimits
 from server.api import errors
 from server.api.bodies import BodyFields, json_body, refuse_compressed
 from server.api.deps import (

@@ -7,7 +7,7 @@ reason are in the audit log.
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from registry.audit import record_audit
+from registry.catalog.audit import record_audit
 from registry.errors import Conflict, NotFound
 from server.billing.audit.report import Report
 from server.billing.entries import Draft, lock_ledger, post_entries

@@ -12,9 +12,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from engine.journal_records import SET_ASIDE, JournalCorrupt, Position, Record, read_records
-from engine.meter import TokenMeter
-from engine.records import (
+from engine.journal.lines import SET_ASIDE, JournalCorrupt, Position, Record, read_records
+from engine.steps.meter import TokenMeter
+from engine.wire.records import (
     CheckpointRecord,
     EndRecord,
     ProgressRecord,

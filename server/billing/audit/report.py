@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from engine.journal_records import Position
+from engine.journal.lines import Position
 from server.text.json_object import JsonObject
 
 MAX_FINDINGS = 1000

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from registry.audit import record_audit
+from registry.catalog.audit import record_audit
 from registry.errors import NoRoom, StorageError
 from registry.extras import ExtraMissing
-from registry.storage import Storage, folder_of
-from registry.work_dir import WorkDir
+from registry.storage.storage import Storage, folder_of
+from registry.storage.work_dir import WorkDir
 from server.billing.exports.formats import INFO, Encoder, ExportFormat, open_encoder
 from server.billing.receipts.receipt import Receipt
 from server.billing.receipts.rows import sealed_receipt, select_receipts

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from engine.messages import PROOF_TENANT
+from engine.wire.messages import PROOF_TENANT
 from server.billing.rating import format_usd
 from server.billing.receipts.receipt import CHARGES, Receipt, tenant_account
 from server.billing.tables import entries, kept_events, price_versions, usage_events

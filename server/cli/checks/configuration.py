@@ -49,7 +49,7 @@ def check_model(one: Settings) -> Finding:
 
     one: settings of this model. Raises UnsupportedBaseModel, UnsupportedTokenizer, OSError.
     """
-    from registry.base_model import read_headers
+    from registry.base.base_model import read_headers
     from server.text.tokenizer import Tokenizer
 
     folder = Path(one.model).expanduser()

@@ -93,7 +93,7 @@ def check_problems(url: str, admin_key: str | None, data_dir: Path) -> Finding |
 
 def check_journals(data_dir: Path) -> Finding:
     """Whether a segment of a journal was set aside."""
-    from engine.journal_records import SET_ASIDE
+    from engine.journal.lines import SET_ASIDE
     from server.launch.local_pool import engine_folders
 
     folders = engine_folders(data_dir)

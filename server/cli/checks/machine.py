@@ -25,7 +25,7 @@ def check_disk(
 
     reserve_bytes: as of the settings. Raises OSError.
     """
-    from registry.free_space import FreeSpace
+    from registry.storage.free_space import FreeSpace
 
     is_there = folder.is_dir()
     while not folder.is_dir():

@@ -93,8 +93,8 @@ def check_schema(settings: Settings, migrations: Path | None = None) -> Finding:
 def check_store(settings: Settings) -> Finding:
     """Whether an object can be put, read and deleted. Raises StorageError, NoRoom."""
     from registry.errors import StorageError
-    from registry.storage_faults import REMEDIES
-    from registry.storage_url import open_storage, parse_storage_url
+    from registry.storage.faults import REMEDIES
+    from registry.storage.url import open_storage, parse_storage_url
 
     place = parse_storage_url(settings.storage_url)
     if isinstance(place, Path) and not place.exists():
@@ -243,7 +243,7 @@ def _store_s(settings: Settings) -> float | None:
     """The bucket's time, by the header of an answer, which leaves out the fraction of a second."""
     import httpx
 
-    from registry.storage_url import parse_storage_url
+    from registry.storage.url import parse_storage_url
 
     place = parse_storage_url(settings.storage_url)
     if isinstance(place, Path):

@@ -5,8 +5,8 @@ from collections import Counter
 
 from fastapi import Response
 
-from engine.messages import Residency, Tier
-from registry.adapter_rows import tenant_of
+from engine.wire.messages import Residency, Tier
+from registry.catalog.adapter_rows import tenant_of
 from server.accounts.tenants import names_of
 from server.api.deps import BasesDep, DatabaseDep, FollowerDep
 from server.api.routes.base_models import list_base_models

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from registry.free_space import volume_of
+from registry.storage.free_space import volume_of
 from tests import needs
 from tests.e2e.folder_fixture import folder_fixture
 from tests.e2e.stack import FILES, Stack, Tenant, running

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from engine.journal_records import read_records
-from engine.records import EndRecord, StartRecord
+from engine.journal.lines import read_records
+from engine.wire.records import EndRecord, StartRecord
 from tests.e2e.stack import Stack, Tenant
 
 NUM_TOKENS = 6

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
-from engine.backend import Backend
 from engine.config import EngineConfig
 from engine.gpu.backend import assemble
 from engine.models.config import DecoderConfig
+from engine.steps.backend import Backend
 from lora.packed import PackedForm
 from tests.engine.gpu.fake_device import FakeDevice
 from tests.engine.gpu.recording import RecordingKernels

@@ -5,8 +5,8 @@ import threading
 import torch
 
 from engine.gpu.backend import assemble
+from engine.models.weights import ShardedWeights, StoredWeights
 from engine.rank_process import PlacedAdapters
-from engine.weights import ShardedWeights, StoredWeights
 from lora.filling import SlabFiller
 from tests.engine.gpu.backends import make_config
 from tests.engine.gpu.fake_device import FakeDevice

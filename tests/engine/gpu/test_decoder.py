@@ -8,8 +8,8 @@ import torch
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from engine.batch import Batch
 from engine.gpu import graphs
+from engine.steps.batch import Batch
 from kernels import reference
 from lora.layout import Layout
 from lora.packed import PackedForm

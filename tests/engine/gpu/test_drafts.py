@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.batch import BAD_LOGITS, Batch
+from engine.steps.batch import BAD_LOGITS, Batch
 from tests.engine.gpu.test_decoder import World
 
 NUM_ROWS = 8

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from engine.batch import Batch, ScheduledRow
 from engine.gpu import inputs
 from engine.gpu.graphs import StepGraphs
 from engine.gpu.inputs import StepBuilder, StepLimits, StepShape
-from engine.messages import SamplingParams
+from engine.steps.batch import Batch, ScheduledRow
+from engine.wire.messages import SamplingParams
 from kernels.block import BLOCK
 from kernels.work import SPLIT_KEYS, Decode
 from lora.batch import DeviceTables

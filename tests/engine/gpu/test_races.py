@@ -15,7 +15,7 @@ from lora.arena import Arena
 from lora.filling import SlabFiller, _Copies
 from lora.packed import PackedForm
 from lora.shard import WHOLE
-from registry.storage import LocalStorage
+from registry.storage.storage import LocalStorage
 from tests.engine.churn import CONFIG, LAYOUT, Churn, build_core, make_weights
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.gpu.fake_device import FakeDevice, Race

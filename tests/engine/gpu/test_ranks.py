@@ -6,14 +6,14 @@ from functools import cache, cached_property, partial
 import pytest
 import torch
 
-from engine.batch import Batch, Transfer
 from engine.errors import UnsupportedModel
 from engine.gpu.backend import assemble, check_count
-from engine.merged import scratch_bytes
-from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
-from engine.step_measurement import DEVICE_SIZES, measure_steps, steps_of
-from engine.weights import ShardedWeights, StoredWeights, load_config
+from engine.models.weights import ShardedWeights, StoredWeights, load_config
+from engine.proofs.merged import scratch_bytes
+from engine.steps.batch import Batch, Transfer
+from engine.steps.measurement import DEVICE_SIZES, measure_steps, steps_of
+from engine.steps.meter import TokenMeter
 from lora.layout import Layout
 from lora.packed import PackedForm
 from lora.shard import Shard

@@ -15,11 +15,11 @@ from engine.gpu.backend import check_capability, check_width, most_drafts
 from engine.gpu.inputs import StepShape
 from engine.gpu.profile import bytes_of_all, run_largest_steps
 from engine.gpu.sampler import MOST_TOP_LOGPROBS
-from engine.merged import scratch_bytes
-from engine.messages import SamplingParams
-from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
-from engine.weights import StoredWeights, load_config
+from engine.models.weights import StoredWeights, load_config
+from engine.proofs.merged import scratch_bytes
+from engine.steps.meter import TokenMeter
+from engine.wire.messages import SamplingParams
 from kernels.block import adapter_blocks
 from lora.arena import Arena
 from lora.layout import Layout
@@ -85,7 +85,7 @@ def counts(folder):
 @pytest.fixture
 def patient(monkeypatch):
     """No row computes a token again, for want of its mask, which would be counted again."""
-    monkeypatch.setattr("engine.forced._LEAST_PATIENCE_S", 60.0)
+    monkeypatch.setattr("engine.scheduling.forced._LEAST_PATIENCE_S", 60.0)
 
 
 def check(found, expected):

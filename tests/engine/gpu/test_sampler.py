@@ -1,4 +1,4 @@
-"""The device's sampler gives the tokens and logprobs of `engine.sampler` for the same rows."""
+"""The sampler of a device gives what `engine.steps.sampler` gives for the same rows."""
 
 import math
 
@@ -8,8 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import sampler
-from engine.batch import BAD_LOGITS
 from engine.gpu.sampler import (
     MOST_GIVEN_LOGPROBS,
     MOST_TOP_LOGPROBS,
@@ -19,8 +17,10 @@ from engine.gpu.sampler import (
     choose,
 )
 from engine.grammar.matcher import mask_bytes
-from engine.messages import SamplingParams
-from engine.request import PENDING_TOKEN
+from engine.requests.request import PENDING_TOKEN
+from engine.steps import sampler
+from engine.steps.batch import BAD_LOGITS
+from engine.wire.messages import SamplingParams
 from kernels import reference
 from tests.engine.test_sampler import VOCAB, make_logits, make_mask, make_row
 
@@ -36,7 +36,7 @@ def logprobs_of_two_rows_at_once():
 
 
 def chosen(logits, rows, masks=None, *, sources=None, previous=()):
-    """Call the device's sampler as engine.sampler.choose, with packed ints amid other ints."""
+    """Call the device's sampler as engine.steps.sampler.choose, with ints packed amid others."""
     inputs = SamplingInputs.of(rows, sources or [-1] * len(rows), logits.shape[1])
     packed = inputs.pack()
     ints = torch.full((len(packed) + 8,), POISON, dtype=torch.int32)

@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import UnsupportedModel
 from engine.gpu.backend import SomeReferences
-from engine.messages import SamplingParams
+from engine.wire.messages import SamplingParams
 from tests.engine.fakes import make_message, run_until_idle, tokens_of
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.gpu.fake_device import FakeDevice

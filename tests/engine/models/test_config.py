@@ -9,8 +9,8 @@ from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
 from engine.models.experts import Experts
 from engine.models.family import Multipliers, SoftCaps
-from registry.architecture import ARCHITECTURES, COMPOSITES
-from registry.text_config import text_config
+from registry.base.text_config import text_config
+from registry.formats.architecture import ARCHITECTURES, COMPOSITES
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -6,13 +6,13 @@ from itertools import product
 import pytest
 import torch
 
-from engine.batch import Batch, ScheduledRow
 from engine.cpu.inputs import InputBuilder
 from engine.errors import UnsupportedModel
-from engine.messages import SamplingParams
 from engine.models.checkpoint import Checkpoint
 from engine.models.config import DecoderConfig
-from engine.weights import StoredWeights, load_config, open_weights
+from engine.models.weights import StoredWeights, load_config, open_weights
+from engine.steps.batch import Batch, ScheduledRow
+from engine.wire.messages import SamplingParams
 from kernels.cpu.plain import PlainKernels
 from kernels.quantized import QuantizedWeight
 from lora.layout import Layout

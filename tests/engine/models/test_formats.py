@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import UnsupportedModel
 from engine.models.formats.quantization import format_of
-from engine.weights import ShardedWeights, open_weights
+from engine.models.weights import ShardedWeights, open_weights
 from kernels.quantized import Fp8Weight, QuantizedWeight, Rounding, as_numbers
 from lora.shard import Shard
 from tests.quantized_models import KINDS, save_quantized

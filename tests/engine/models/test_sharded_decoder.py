@@ -7,18 +7,18 @@ import threading
 import pytest
 import torch
 
-from engine.batch import Batch, ScheduledRow
 from engine.cpu.inputs import InputBuilder
 from engine.errors import UnsupportedModel
-from engine.messages import SamplingParams
 from engine.models.config import DecoderConfig
-from engine.weights import ShardedWeights, StoredWeights, load_config
+from engine.models.weights import ShardedWeights, StoredWeights, load_config
+from engine.steps.batch import Batch, ScheduledRow
+from engine.wire.messages import SamplingParams
 from kernels.cpu.plain import PlainKernels
 from lora.batch import DeviceTables
 from lora.layout import PROJECTIONS, Layout
 from lora.packed import PackedForm
 from lora.shard import Shard
-from registry.base_model import BaseModel
+from registry.base.base_model import BaseModel
 from tests.cpu_decoder import make_decoder
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.models import test_decoder

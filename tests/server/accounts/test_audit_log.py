@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from registry.audit import record_audit
+from registry.catalog.audit import record_audit
 from registry.tables import audit_log
 from server.accounts import audit_log as log
 from server.accounts.tenants import create_tenant

@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import EngineAwayError, EngineDeadError
-from registry.base_model import BaseModel
-from registry.base_models import BaseModels
+from registry.base.base_model import BaseModel
+from registry.base.base_models import BaseModels
 from registry.base_ref import BaseRef
-from registry.catalog import Catalog
-from registry.proof import Proof
-from registry.storage import LocalStorage
-from registry.upload_ends import ProofFailed, check_fault
-from registry.work_dir import WorkDir
+from registry.catalog.catalog import Catalog
+from registry.storage.storage import LocalStorage
+from registry.storage.work_dir import WorkDir
+from registry.uploads.ends import ProofFailed, check_fault
+from registry.uploads.proof import Proof
 from server.adapters.prover import Prover, ProverConfig
 from tests.registry.factories import Clock, make_base, sound_files
 from tests.registry.upload_world import Uploads

@@ -7,9 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from registry.errors import NoRoom, Unavailable
-from registry.free_space import FreeSpace
-from registry.upload_parts import Pending
-from registry.work_dir import WorkDir
+from registry.storage.free_space import FreeSpace
+from registry.storage.work_dir import WorkDir
+from registry.uploads.parts import Pending
 from server.adapters.spool import MAX_PARTS, Spool
 from tests.registry.fake_disk import FakeDisk
 

@@ -8,12 +8,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from registry import adapter_rows, grants, pins
-from registry.alias_rows import Canary
-from registry.base_models import BaseModels
+from registry.base.base_models import BaseModels
 from registry.base_ref import BaseRef
-from registry.catalog import Catalog
-from registry.events import KEPT_MS, record_event
+from registry.catalog import adapter_rows, grants, pins
+from registry.catalog.alias_rows import Canary
+from registry.catalog.catalog import Catalog
+from registry.catalog.events import KEPT_MS, record_event
 from registry.tables import adapter_events
 from server.accounts.auth import Identity
 from server.accounts.tenants import suspend_tenant

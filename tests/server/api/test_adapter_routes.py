@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from openai.types import Model
 
-from registry import deleted_rows
+from registry.catalog import deleted_rows
 from server.accounts.tenants import TenantLimits, set_limits
 from tests.registry.publishing import publish
 from tests.server.factories import NOW_MS

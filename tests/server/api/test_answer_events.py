@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import RequestOutput, TokenLogprobs
+from engine.wire.messages import RequestOutput, TokenLogprobs
 from server.api import answers
 from server.api.answer_events import AnswerEvents
 from server.api.answers import Answer, Choice, ShownPrompt

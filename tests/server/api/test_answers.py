@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from engine.messages import RequestOutput, TokenLogprobs
+from engine.wire.messages import RequestOutput, TokenLogprobs
 from server.api.answers import Answer, Choice, Part, ShownPrompt, counts, event, usage
 from server.api.logprobs import LogprobsText, PromptLogprobs, extend
 from server.tools.built_in import BUILT_IN

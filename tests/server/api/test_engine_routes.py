@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import sqlalchemy as sa
 
-from engine.messages import DraftStats, EngineStats, GrammarStats, TierStats, Welcome
+from engine.wire.messages import DraftStats, EngineStats, GrammarStats, TierStats, Welcome
 from server.api.routes.engines import (
     DraftFigures,
     EngineStatsAnswer,

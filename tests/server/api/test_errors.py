@@ -1,7 +1,7 @@
 import pytest
 
 from registry.errors import Fault, Limited, NoRoom, ObjectNotFound, QuotaExceeded, StorageError
-from registry.upload_ends import ProofFailed
+from registry.uploads.ends import ProofFailed
 from server.adapters.errors import uploads_busy
 from server.api import errors
 from server.api.errors import answer_of

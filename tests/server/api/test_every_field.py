@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from engine.messages import AddRequest, RequestOutput, TokenLogprobs
-from registry.chat_template import ChatTemplate
+from engine.wire.messages import AddRequest, RequestOutput, TokenLogprobs
+from registry.formats.chat_template import ChatTemplate
 from server.accounts.tenants import TenantLimits, set_limits
 from server.api import chat_messages, openai, shapes, tokenize_requests
 from server.api.request_objects import RequestObject, _kinds

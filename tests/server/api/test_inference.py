@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.messages import AddRequest, RequestOutput
+from engine.wire.messages import AddRequest, RequestOutput
 from server.accounts.tenants import set_details
 from server.billing.budgets import Budget, set_budget
 from server.billing.prices import ensure_price

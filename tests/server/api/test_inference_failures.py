@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from engine.delivery import Take
 from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate
-from engine.messages import AddRequest, RequestOutput
+from engine.wire.delivery import Take
+from engine.wire.messages import AddRequest, RequestOutput
 from server.api.answers import Choice
 from server.billing.holds import void_refused
 from server.database.clock import now_ms

@@ -20,10 +20,10 @@ import sqlalchemy as sa
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
-from registry.adapter_rows import find_adapter
-from registry.offers import offer
+from registry.catalog.adapter_rows import find_adapter
+from registry.catalog.offers import offer
 from registry.tables import adapters, uploads
-from registry.upload_rows import (
+from registry.uploads.rows import (
     CANCELLED,
     COMPLETE,
     EXPIRED,

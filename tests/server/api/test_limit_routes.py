@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from engine.delivery import Take
-from engine.messages import AddRequest, LeaseLow
+from engine.wire.delivery import Take
+from engine.wire.messages import AddRequest, LeaseLow
 from server.accounts.auth import SCOPES
 from server.billing.base_revisions import name_base
 from server.billing.budgets import Budget, set_budget

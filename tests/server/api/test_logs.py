@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from engine.errors import RequestRefused
-from engine.messages import AddRequest, RequestOutput, Timings
+from engine.wire.messages import AddRequest, RequestOutput, Timings
 from lora.log_lines import trace_of
 from server.logs import LogHandler, LogWriter
 from tests.server.fake_engines import FakeEngines, answer_at_once

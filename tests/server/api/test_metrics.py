@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.messages import (
+from engine.wire.messages import (
     DraftStats,
     EngineStats,
     GrammarStats,
@@ -17,7 +17,7 @@ from engine.messages import (
     TierStats,
     Timings,
 )
-from registry.proof import Proof
+from registry.uploads.proof import Proof
 from server.api.metrics import Metrics
 from server.database.clock import now_ms
 from server.pool.engines import EngineFigures

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import SamplingParams
+from engine.wire.messages import SamplingParams
 from registry.errors import Invalid
 from server.api.openai import ChatRequest, CompletionRequest, parse_request
 from server.inference.encoders import Encoders

@@ -17,7 +17,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from engine.errors import EngineDeadError
-from engine.messages import AddRequest, RequestOutput
+from engine.wire.messages import AddRequest, RequestOutput
 from server.api.answers import DONE, event
 from server.api.connections import Connections
 from server.api.http_protocol import HttpLimits, protocol

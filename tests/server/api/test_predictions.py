@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.messages import AddRequest, RequestOutput
+from engine.wire.messages import AddRequest, RequestOutput
 from tests.server.fake_engines import MAX_MODEL_LEN
 from tests.server.scripted_product import Product, answer_all, events
 

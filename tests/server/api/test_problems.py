@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.messages import Residency
-from registry.free_space import FreeSpace
-from registry.storage_faults import StorageFaults
+from engine.wire.messages import Residency
+from registry.storage.faults import StorageFaults
+from registry.storage.free_space import FreeSpace
 from server.api.routes import problems
 from server.billing.audit.report import CheckResult, Report
 from server.billing.holds import resolve

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import EngineDeadError, RequestRefused
-from engine.messages import AddRequest, RequestOutput
+from engine.wire.messages import AddRequest, RequestOutput
 from server.api.serving import Serving
 from tests.server.factories import Clock
 from tests.server.in_process import InProcess, User

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from engine.errors import EngineDeadError, RequestRefused
-from engine.messages import AddRequest, RequestOutput
+from engine.wire.messages import AddRequest, RequestOutput
 from server.api import recordings
 from server.inference.idempotency import take_over_key
 from tests.server.asgi_caller import Caller

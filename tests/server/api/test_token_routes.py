@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from registry.chat_template import read_json
+from registry.formats.chat_template import read_json
 from server.limits.memory import MemoryLimiter
 from server.version import VERSION, build
 from tests.server.factories import NOW_MS

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.messages import AddRequest, RequestOutput
+from engine.wire.messages import AddRequest, RequestOutput
 from server.api.rendering import parser_of
 from server.tools.built_in import BUILT_IN
 from server.tools.grammar import AnswerForm

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from registry.base_ref import BaseRef
-from registry.chat_template import read_json
+from registry.formats.chat_template import read_json
 from server.inference.base_maker import BaseMaker
 from server.inference.served_base import ServedBase
 from server.launch.settings import Settings

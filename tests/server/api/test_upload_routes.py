@@ -13,9 +13,9 @@ import pytest
 
 from registry.base_ref import BaseRef
 from registry.errors import StorageError
-from registry.proof import Proof
-from registry.storage import folder_of
-from registry.work_dir import WorkDir
+from registry.storage.storage import folder_of
+from registry.storage.work_dir import WorkDir
+from registry.uploads.proof import Proof
 from server.adapters.prover import Prover, ProverConfig
 from server.adapters.spool import MAX_PARTS, MAX_PARTS_PER_TENANT, Spool
 from server.api.gateway import Gateway

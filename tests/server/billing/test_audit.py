@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import PROOF_TENANT
-from engine.meter import TokenMeter
-from engine.records import ResidencyItem, ResidencyRecord
+from engine.steps.meter import TokenMeter
+from engine.wire.messages import PROOF_TENANT
+from engine.wire.records import ResidencyItem, ResidencyRecord
 from registry.errors import Conflict, Invalid, NotFound
 from registry.tables import audit_log
 from server.api.metrics import Metrics

@@ -9,11 +9,11 @@ import time
 import pytest
 
 from registry.errors import StorageError
-from registry.free_space import FreeSpace
-from registry.storage import LocalStorage
-from registry.storage_url import open_storage
-from registry.sweep import sweep_objects, sweep_uploads
-from registry.work_dir import WorkDir
+from registry.storage.free_space import FreeSpace
+from registry.storage.storage import LocalStorage
+from registry.storage.url import open_storage
+from registry.storage.work_dir import WorkDir
+from registry.uploads.sweep import sweep_objects, sweep_uploads
 from server.billing.exports import schedules
 from server.billing.exports.formats import FORMATS
 from server.billing.exports.reading import read_export

@@ -8,7 +8,7 @@ import json
 import pytest
 import sqlalchemy as sa
 
-from engine.messages import PROOF_TENANT
+from engine.wire.messages import PROOF_TENANT
 from server.billing.exports import pages
 from server.billing.exports.csv_rows import cell, parse_cell
 from server.billing.exports.formats import FORMATS, open_encoder

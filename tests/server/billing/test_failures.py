@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import RequestOutput, SamplingParams, StopCause
+from engine.wire.messages import RequestOutput, SamplingParams, StopCause
 from server.billing import failures, ledger
 from server.billing import unanswered as unanswered_file
 from server.billing.failures import Failures

@@ -15,7 +15,7 @@ from typing import get_args
 
 import pytest
 
-from engine.messages import FinishReason, StopCause
+from engine.wire.messages import FinishReason, StopCause
 from server.billing.rating import TokenPrices, format_usd, kept_amount, rated_amounts
 from tests.server.factories import make_end
 

@@ -5,7 +5,7 @@ import pytest
 import sqlalchemy as sa
 
 from engine.errors import EngineDeadError
-from engine.records import JournalRecords
+from engine.wire.records import JournalRecords
 from server.billing import ledger
 from server.billing.settler import EngineLag, Settler, SettlerConfig
 from server.billing.tables import holds, incidents, usage_events

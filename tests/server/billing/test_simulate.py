@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.messages import PROOF_TENANT
+from engine.wire.messages import PROOF_TENANT
 from server.accounts.tenants import create_tenant
 from server.billing import credits, ledger
 from server.billing.base_revisions import name_base

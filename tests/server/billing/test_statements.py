@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import PROOF_TENANT
+from engine.wire.messages import PROOF_TENANT
 from registry.errors import Conflict
 from server.accounts.tenants import set_details
 from server.billing import holds, ledger, statements

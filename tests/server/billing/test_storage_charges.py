@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.records import ResidencyItem, ResidencyRecord
+from engine.wire.records import ResidencyItem, ResidencyRecord
 from registry.tables import adapter_pins, adapter_versions
 from server.billing import ledger, storage_charges
 from server.billing.prices import DEFAULT_PRICES, add_price

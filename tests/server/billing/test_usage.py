@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import PROOF_TENANT
+from engine.wire.messages import PROOF_TENANT
 from registry.errors import Fault
 from server.api.errors import answer_of
 from server.api.times import parse_range

@@ -8,8 +8,8 @@ import pytest
 
 from bench.in_process import EngineFactory
 from bench.session import Ask, Session
-from engine.batch import Batch
 from engine.core import EngineCore
+from engine.steps.batch import Batch
 from server.capacity.arena import Limits, make_arena
 from server.capacity.hardware import Hardware
 from server.capacity.replay import Replay, Seats

@@ -13,10 +13,10 @@ from peft import PeftModel
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from registry.base_model import BaseModel
-from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE
-from registry.validate import AdapterLimits
+from registry.base.base_model import BaseModel
+from registry.checks.validate import AdapterLimits
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import WEIGHTS_FILE
 from server.cli.adapter_folder import INDEX_FILE, AdapterFolder, NotSendable, locate
 from server.client.files import TOKENIZER_FILES, NotAnAdapter, sent_files
 from tests.registry.factories import validate_adapter

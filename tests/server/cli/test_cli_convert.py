@@ -13,12 +13,12 @@ from peft.tuners.lora import config as options
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from registry import peft_config
-from registry.architecture import text_name
-from registry.base_model import BaseModel
-from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE, lora_names
-from registry.validate import AdapterLimits
+from registry.base.base_model import BaseModel
+from registry.checks.validate import AdapterLimits
+from registry.formats import peft_config
+from registry.formats.architecture import text_name
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import WEIGHTS_FILE, lora_names
 from server.cli.main import app
 from tests.oracle import merged_model
 from tests.registry.factories import validate_adapter

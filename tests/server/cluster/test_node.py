@@ -11,8 +11,8 @@ import pytest
 import demo
 from engine.config import EngineConfig
 from engine.leaving import mark_settled
-from engine.tcp import TcpListener
-from engine.wire import read_vocabulary
+from engine.wire.encoding import read_vocabulary
+from engine.wire.tcp import TcpListener
 from registry.extras import ExtraMissing
 from server.cluster.node import Node, NodeNotReady, prepare
 from server.cluster.pool import Pool

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.messages import Residency
+from engine.wire.messages import Residency
 from server.accounts.auth import SCOPES
 from tests.registry.publishing import publish
 from tests.registry.rows import add_version

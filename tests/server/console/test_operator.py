@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.messages import PROOF_TENANT, Residency
-from registry.adapter_rows import object_key
-from registry.audit import record_audit
+from engine.wire.messages import PROOF_TENANT, Residency
+from registry.catalog.adapter_rows import object_key
+from registry.catalog.audit import record_audit
 from server.accounts.sessions import csrf_token
 from server.billing import ledger
 from server.billing.audit.report import CheckResult, Finding, Report

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from registry.audit import record_audit
+from registry.catalog.audit import record_audit
 from registry.errors import Conflict
 from registry.tables import audit_log
 from server.accounts.tenants import create_tenant, list_tenants

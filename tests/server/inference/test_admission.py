@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from engine.errors import EngineAwayError
-from engine.messages import AddRequest
+from engine.wire.messages import AddRequest
 from registry.ref import AdapterRef
 from server.billing.budgets import Budget, set_budget
 from server.inference import errors

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import RequestOutput, TokenLogprobs
+from engine.wire.messages import RequestOutput, TokenLogprobs
+from registry.catalog.names import model_not_found
 from registry.errors import Failed, QuotaExceeded
-from registry.names import model_not_found
 from server.inference import errors
 from server.inference.attempts import (
     Outcome,

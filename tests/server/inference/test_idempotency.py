@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from engine.delivery import Take
 from engine.errors import EngineDeadError
-from engine.messages import AddRequest, RequestOutput
+from engine.wire.delivery import Take
+from engine.wire.messages import AddRequest, RequestOutput
 from registry.errors import Damaged, Fault, Invalid, QuotaExceeded, TimedOut
 from server.accounts.keys import create_key
 from server.api import recordings

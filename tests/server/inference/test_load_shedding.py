@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import Priority
+from engine.wire.messages import Priority
 from registry.errors import Fault
 from server.api.errors import answer_of
 from server.inference.load_shedding import LoadShedder

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from engine.errors import EngineAwayError, RequestRefused
-from engine.messages import NOT_METERED, RequestOutput, SamplingParams
+from engine.wire.messages import NOT_METERED, RequestOutput, SamplingParams
 from registry.errors import Damaged, Failed, Fault, Invalid, Overloaded, Unavailable
 from server.inference.generation_request import GenerationRequest
 from server.inference.outcomes import failure_of, refusal_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import RequestOutput
+from engine.wire.messages import RequestOutput
 from server.inference.output_stream import OutputStream
 
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from engine.messages import RequestOutput
+from engine.wire.messages import RequestOutput
 from server.inference.progress import Progress
 from server.inference.request_metrics import RequestMetrics
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.messages import ReasoningBudget, SamplingParams
+from engine.wire.messages import ReasoningBudget, SamplingParams
 from registry.errors import Invalid
 from server.inference.generation_request import GenerationRequest
 from server.inference.prompts import Prompts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.messages import SamplingParams
+from engine.wire.messages import SamplingParams
 from registry.ref import AdapterRef
 from server.adapters.names import NamedAdapter
 from server.inference import prompts

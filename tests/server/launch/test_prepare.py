@@ -9,7 +9,7 @@ import pytest
 
 import demo
 from engine.config import EngineConfig, EngineSettings
-from engine.wire import read_vocabulary
+from engine.wire.encoding import read_vocabulary
 from registry.extras import ExtraMissing
 from server.launch.errors import (
     AddressInUse,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.free_space import FreeSpace
+from registry.storage.free_space import FreeSpace
 from server.launch.log_files import LogFiles
 from server.launch.supervisor import (
     Backoff,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from engine.endpoint import Endpoint
+from engine.wire.endpoint import Endpoint
 from server.pool.control_files import (
     ControlFileDamaged,
     Member,

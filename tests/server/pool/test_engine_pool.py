@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.client import EngineClient
-from engine.endpoint import Endpoint
 from engine.errors import EngineAwayError, EngineDeadError, EngineDied
-from engine.messages import EngineStats, ForgetDrafts, RequestOutput, TenantService, Welcome
+from engine.wire.client import EngineClient
+from engine.wire.endpoint import Endpoint
+from engine.wire.messages import EngineStats, ForgetDrafts, RequestOutput, TenantService, Welcome
 from server.pool.control_files import Member
 from server.pool.engine_pool import EnginePool
 from server.pool.prefix_table import CHUNK_TOKENS, marks_of

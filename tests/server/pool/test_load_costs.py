@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.messages import TierStats
+from engine.wire.messages import TierStats
 from server.pool.load_costs import LoadCosts
 from tests.server.api.test_metrics import make_stats
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from registry import chat_template
-from registry.chat_template import ChatTemplate, TemplateError
+from registry.formats import chat_template
+from registry.formats.chat_template import ChatTemplate, TemplateError
 from tests.tokenizer_families import make_tokenizer
 
 TEMPLATES = Path(__file__).parent / "chat_templates"

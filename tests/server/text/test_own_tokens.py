@@ -9,7 +9,7 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from registry.errors import Invalid
-from registry.own_tokenizer import TOKENIZER, TOKENIZER_FILES, BaseText, find_own
+from registry.formats.own_tokenizer import TOKENIZER, TOKENIZER_FILES, BaseText, find_own
 from server.text.template_process import TemplateProcess
 from server.text.tokenizer import Detokenizer, Tokenizer
 from tests.tokenizer_families import FAMILIES, make_tokenizer

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from registry.chat_template import ChatTemplate, TemplateError
 from registry.errors import Unavailable
+from registry.formats.chat_template import ChatTemplate, TemplateError
 from server.text import template_process
 from server.text.template_process import ConfinedTemplate, TemplateProcess
 

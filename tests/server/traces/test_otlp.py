@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from engine.errors import EngineDeadError
-from engine.messages import AddRequest, RequestOutput, Timings
+from engine.wire.messages import AddRequest, RequestOutput, Timings
 from registry.extras import ExtraMissing
 from server.api.app import create_app
 from server.billing.tables import holds

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from registry.base_model import UnsupportedBaseModel
+from registry.base.base_model import UnsupportedBaseModel
 from server.cli.checks.configuration import (
     check_model,
     check_port,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.free_space import volume_of
+from registry.storage.free_space import volume_of
 from server.cli.checks.machine import check_disk, check_memory
 
 

@@ -1,0 +1,1 @@
+"""The journal: what an engine generated, on disk before anybody sees it."""

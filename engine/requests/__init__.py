@@ -1,0 +1,1 @@
+"""Requests in the engine, and what each of them asks of its answers."""

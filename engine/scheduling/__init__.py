@@ -1,0 +1,1 @@
+"""Which tokens of which requests the next step computes, and what its results mean."""

@@ -1,0 +1,121 @@
+"""The wire across machines: TCP sockets that only the holders of the pool's keys can use.
+
+CURVE authenticates both sides: an engine accepts only the client key of its pool, and a gateway
+accepts only the holder of the pool's server key. All traffic is encrypted, and nobody else gets an
+answer. Keys are Z85 texts of 40 characters, as libzmq writes them.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from engine.wire.endpoint import Endpoint
+
+if TYPE_CHECKING:  # the gateway imports this module, and would import the scheduler and numpy
+    from engine.config import EngineConfig
+
+ADDRESS_FILE = "address"
+"""File in an engine's folder with the address at which it listens now."""
+_ZAP_DOMAIN = "chorale"
+_PING_MS = 2000
+_SILENCE_MS = 10_000
+"""Silence that ends a connection: libzmq pings, since a machine that is gone closes no socket."""
+_Received = TypeVar("_Received")
+"""Type that a socket's `recv` returns: bytes, or a future of them."""
+
+
+class TcpError(Exception):
+    """A connection across machines is not possible; str() tells the operator why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TcpListener:
+    """TCP address at which an engine listens, with its keys.
+
+    address: "tcp://IP:PORT" of this machine; port 0 takes a free one.   server_key: the engine's
+    secret key.   client_key: public key of the gateways that may connect.
+    address_path: file that tells the engine's supervisor the actual address.
+    """
+
+    address: str
+    server_key: str = field(repr=False)
+    client_key: str
+    address_path: Path
+
+    @classmethod
+    def of(cls, config: "EngineConfig") -> "TcpListener | None":
+        """The listener of this config, or None if the engine listens on a Unix socket."""
+        if not config.listen:
+            return None
+        path = Path(config.data_dir) / ADDRESS_FILE
+        return cls(config.listen, config.server_key, config.client_key, path)
+
+    def bind(self, socket: "zmq.Socket[bytes]") -> ThreadAuthenticator:
+        """Bind the socket; return the thread that checks clients, to be kept as long as the socket.
+
+        Raises TcpError, zmq.ZMQError.
+        """
+        _check(self.address, self.server_key, self.client_key)
+        _set_up(socket, self.address)
+        self.address_path.unlink(missing_ok=True)
+        authenticator = ThreadAuthenticator(socket.context)
+        authenticator.start()
+        authenticator.configure_curve_callback(_ZAP_DOMAIN, _OnlyClient(self.client_key.encode()))
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+        # Without this, a client with any key at all would be let in if no authenticator ran.
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt_string(zmq.CURVE_SECRETKEY, self.server_key)
+        socket.bind(self.address)
+        _write_address(self.address_path, socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        return authenticator
+
+
+def check(endpoint: Endpoint) -> None:
+    """Check that a connection to `endpoint` would be safe. Raises TcpError."""
+    if endpoint.is_remote:
+        _check(endpoint.address, endpoint.server_key, endpoint.client_key)
+
+
+def guard(socket: "zmq.Socket[_Received]", endpoint: Endpoint) -> None:
+    """Secure a gateway's socket before it connects: only the engine of `endpoint` can read it."""
+    _set_up(socket, endpoint.address)
+    socket.setsockopt_string(zmq.CURVE_SERVERKEY, endpoint.server_key)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(endpoint.client_key.encode()))
+    socket.setsockopt_string(zmq.CURVE_SECRETKEY, endpoint.client_key)
+
+
+def _set_up(socket: "zmq.Socket[_Received]", address: str) -> None:
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+    socket.setsockopt(zmq.IPV6, int("[" in address))
+
+
+def _write_address(path: Path, address: str) -> None:
+    draft = path.with_suffix(".part")
+    draft.write_text(address + "\n")
+    draft.rename(path)
+
+
+def _check(address: str, *keys: str) -> None:
+    """Check that nothing but ciphers will be sent by TCP. Raises TcpError."""
+    if not zmq.has("curve"):
+        raise TcpError(
+            "libzmq was built without CURVE here, so engines on other machines cannot be spoken to "
+            "safely; install pyzmq's own wheel (pip install --force-reinstall pyzmq)."
+        )
+    if not all(keys):
+        raise TcpError(f"{address} needs the pool's keys: nothing is sent by TCP without them.")
+
+
+class _OnlyClient:
+    """Callback of pyzmq's authenticator that accepts one client key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key == self._key

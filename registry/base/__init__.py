@@ -1,0 +1,1 @@
+"""Base models that adapters are for, as their checkpoints describe them."""

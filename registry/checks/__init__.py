@@ -1,0 +1,1 @@
+"""Checks of untrusted files against a base model, in a confined process."""

@@ -1,0 +1,220 @@
+"""Builds of uploads in a worker thread: the files become a checked canonical object in the store.
+
+No transaction is open while bytes move.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from registry.catalog import adapter_rows
+from registry.catalog.adapter_rows import BuiltAdapter, object_key
+from registry.catalog.catalog import Catalog
+from registry.checks.token_rows import most_bytes_of_rows
+from registry.checks.validator import Validator, unavailable
+from registry.errors import (
+    Conflict,
+    Invalid,
+    InvalidAdapter,
+    ObjectNotFound,
+    StorageError,
+    TooLarge,
+)
+from registry.formats.own_tokenizer import TOKENIZER_FILES
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import WEIGHTS_FILE
+from registry.storage.storage import Storage, folder_of
+from registry.storage.work_dir import WorkDir
+from registry.transactions import Begin
+from registry.uploads import presigned
+from registry.uploads.ends import check_fault, discard, publish
+from registry.uploads.parts import received_parts
+from registry.uploads.rows import (
+    COMPLETE,
+    FAILED,
+    OPEN,
+    PRESIGNED,
+    PROVING,
+    Upload,
+    UploadFile,
+    UploadPart,
+    get_upload,
+    move_upload,
+)
+from registry.uploads.rules import RegistryLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadBuilder:
+    """Builds uploads. Any thread may call it.
+
+    work: where files are assembled.   now_ms: the time, in Unix milliseconds.
+    """
+
+    begin: Begin
+    catalog: Catalog
+    storage: Storage
+    limits: RegistryLimits
+    validator: Validator
+    work: WorkDir
+    now_ms: Callable[[], int]
+
+    def build(self, tenant_id: str, upload_id: str) -> Upload:
+        """Assemble and check the files and store the object; then the upload is proving or
+        complete.
+
+        An upload that is proving or complete already is returned unchanged. Raises NotFound and
+        Conflict; Invalid or TooLarge for a fault of the files, or if the named base model is no
+        longer served, which end the upload; NoRoom, StorageError or Unavailable for a fault of
+        ours, after which the call may be repeated.
+        """
+        with self.begin() as conn:
+            upload = get_upload(conn, tenant_id, upload_id, self.now_ms())
+            if upload.state != OPEN:
+                return check_fault(upload)
+            parts = received_parts(conn, upload) if upload.transfer != PRESIGNED else ()
+        try:
+            if upload.transfer == PRESIGNED:
+                storage = presigned.storage_of(self.storage)
+                parts = presigned.complete_files(storage, upload, self.limits.part_bytes)
+            built = self._object_of(upload, parts)
+        except (Invalid, TooLarge) as error:
+            fault = {"error_code": error.code, "error_param": error.param, "error": str(error)}
+            # One that has ended meanwhile stays as it is.
+            with suppress(Conflict), self.begin() as conn:
+                move_upload(conn, upload, FAILED, **fault)
+            discard(self.begin, self.storage, upload, self.now_ms())
+            raise
+        except ObjectNotFound:
+            # The parts are gone: another call completed the upload meanwhile, or it has expired.
+            with self.begin() as conn:
+                upload = get_upload(conn, tenant_id, upload_id, self.now_ms())
+            if upload.state == OPEN:
+                raise
+            return check_fault(upload)
+        # If this fails, the object is an orphan, which the sweep deletes.
+        with self.begin() as conn:
+            upload = self._note_built(conn, tenant_id, upload_id, built)
+        discard(self.begin, self.storage, upload, self.now_ms())
+        return upload
+
+    def _object_of(self, upload: Upload, parts: Sequence[UploadPart]) -> BuiltAdapter:
+        """Assemble the files, have them checked and made canonical, and store the canonical object.
+
+        Leaves no files in `work`.
+        """
+        bases = self.catalog.bases.candidates(upload.base_model)
+        size_bytes = sum(file.size_bytes for file in upload.files.values())
+        most_bytes = size_bytes + max(map(most_bytes_of_rows, bases), default=0)
+        stored = (folder_of(self.storage), most_bytes)
+        try:
+            # The files and the canonical object lie there together.
+            with self.work.folder(
+                f"{upload.upload_id}-", size_bytes + most_bytes, stored
+            ) as folder:
+                for file in upload.files.values():
+                    its = [part for part in parts if part.filename == file.filename]
+                    _assemble(folder / file.filename, file, its, self.storage)
+                validated = self.validator.check(
+                    bases,
+                    upload.tenant_id,
+                    folder / CONFIG_FILE,
+                    folder / WEIGHTS_FILE,
+                    folder / "canonical",
+                    {name: folder / name for name in TOKENIZER_FILES if name in upload.files},
+                )
+                key = object_key(upload.tenant_id, validated.digest)
+                if not upload.is_dry_run:
+                    # The object is put before its row: an object without a row is only waste, a
+                    # row without an object is an outage.
+                    self.storage.put(key, folder / "canonical")
+        except OSError as error:
+            raise unavailable(str(error)) from error
+        base = next(base for base in bases if base.model_id == validated.base_model)
+        return BuiltAdapter(
+            digest=validated.digest,
+            object_key=key,
+            rank=validated.passport["rank"],
+            size_bytes=validated.size_bytes,
+            base_revision=base.base_revision,
+            passport=validated.passport,
+            base_model=base.model_id,
+            base_variant=base.variant,
+            tokenizer=validated.tokenizer,
+        )
+
+    def _note_built(
+        self, conn: Connection, tenant_id: str, upload_id: str, built: BuiltAdapter
+    ) -> Upload:
+        """Make the upload proving, or complete if there is nothing to prove; returns the upload.
+
+        A dry run needs no proof, nor does an object that is a version of this adapter already.
+        Raises Conflict, and StorageError if the object is missing: then the upload is still
+        open.
+        """
+        adapter_rows.lock_tenant(conn, tenant_id)
+        upload = get_upload(conn, tenant_id, upload_id, self.now_ms())
+        if upload.state != OPEN:
+            return check_fault(upload)
+        if upload.is_dry_run:
+            unproved = replace(built, passport={**built.passport, "canary": None})
+            return move_upload(conn, upload, COMPLETE, built=unproved)
+        stored_bytes = self.storage.size(built.object_key)
+        if stored_bytes != built.size_bytes:
+            raise StorageError(
+                key=built.object_key,
+                reason=f"{stored_bytes} bytes are stored, {built.size_bytes} were put",
+            )
+        if _is_version(conn, upload, built):
+            return publish(conn, self.catalog, upload, built)
+        until_ms = self.now_ms() + self.limits.proof_ttl_s * 1000
+        return move_upload(conn, upload, PROVING, built=built, expires_at_ms=until_ms)
+
+
+def _is_version(conn: Connection, upload: Upload, built: BuiltAdapter) -> bool:
+    """Whether the adapter has a version that is this object, with the upload's format of calls."""
+    adapter = adapter_rows.find_adapter(conn, upload.tenant_id, upload.adapter_name)
+    if adapter is None:
+        return False
+    same = adapter_rows.find_same_version(
+        conn, upload.tenant_id, adapter.adapter_id, built, upload.response_template
+    )
+    return same is not None
+
+
+def _assemble(
+    target: Path, file: UploadFile, parts: Sequence[UploadPart], storage: Storage
+) -> None:
+    """Write a file from its parts in order, and compare it with the declared size and sha256."""
+    whole = hashlib.sha256()
+    size_bytes = 0
+    with target.open("wb") as copy:
+        for part in parts:
+            for chunk in storage.read(part.object_key):
+                whole.update(chunk)
+                size_bytes += len(chunk)
+                copy.write(chunk)
+    if size_bytes == file.size_bytes and whole.hexdigest() == file.sha256:
+        return
+    # Parts that came through the gateway have a sha256, which tells the store's faults from the
+    # sender's.
+    for part in parts:
+        if part.sha256 is not None and _sha256(storage.read(part.object_key)) != part.sha256:
+            raise StorageError(key=part.object_key, reason="other bytes than were put")
+    raise InvalidAdapter(
+        code="digest_mismatch",
+        message=f"{file.filename} arrived with sha256 {whole.hexdigest()}, declared was "
+        f"{file.sha256}; upload it again.",
+        param=file.filename,
+    )
+
+
+def _sha256(chunks: Iterable[bytes]) -> str:
+    hasher = hashlib.sha256()
+    for chunk in chunks:
+        hasher.update(chunk)
+    return hasher.hexdigest()

@@ -1,0 +1,249 @@
+"""Opening of uploads: the files of a new version, of a dry run, or of one that is proved again."""
+
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from registry.base.base_model import BaseModel
+from registry.base.base_models import BaseModels
+from registry.catalog import adapter_rows
+from registry.catalog.adapter_rows import READY, Version
+from registry.catalog.catalog import Catalog
+from registry.catalog.names import check_alias, check_new_name
+from registry.errors import Conflict, Invalid, ObjectNotFound, shown
+from registry.storage.storage import Storage
+from registry.tables import adapter_versions as versions
+from registry.tables import upload_files, uploads
+from registry.uploads import presigned
+from registry.uploads import rows as upload_rows
+from registry.uploads.ends import mark_discarded, publish
+from registry.uploads.rows import (
+    COMPLETE,
+    GATEWAY,
+    OPEN,
+    PRESIGNED,
+    PROVING,
+    FileSpec,
+    Transfer,
+    Upload,
+    UploadFile,
+    UploadState,
+)
+from registry.uploads.rules import RegistryLimits, check_files, check_quotas
+
+# Adapter name of a dry run; no adapter can have this name.
+_DRY_RUN_NAME = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class NewUpload:
+    """The wish to upload an adapter.
+
+    name: of the adapter; None for a dry run, whose files are only checked.
+    files: those that will be sent; none to prove an object that is stored already.
+    alias: moves to the version beside `latest`.
+    response_template: the format of its tool calls as checked JSON; None for the base model's.
+    base_model: the name of the base model that it is for; None to find it from its config.
+    """
+
+    tenant_id: str
+    key_id: str
+    name: str | None
+    files: Mapping[str, FileSpec]
+    alias: str | None = None
+    transfer: Transfer = GATEWAY
+    response_template: str | None = None
+    base_model: str | None = None
+
+
+def open_upload(
+    conn: Connection,
+    new: NewUpload,
+    catalog: Catalog,
+    storage: Storage,
+    limits: RegistryLimits,
+    now_ms: int,
+    known: Version | None = None,
+) -> Upload:
+    """Declare the files of a new version or of a dry run.
+
+    limits: the tenant's.
+    known: the version that `find_known` found, if its object exists. Its files are not sent
+    again: the upload is complete at once, and `latest` and the alias move to that version.
+    Raises Invalid, TooLarge, QuotaExceeded, Limited.
+    """
+    if new.name is not None:
+        check_new_name(new.name, catalog.bases.names)
+    if new.alias is not None:
+        check_alias(new.alias)
+    check_files(new.files, limits)
+    catalog.bases.candidates(new.base_model)
+    if new.transfer == PRESIGNED:
+        presigned.storage_of(storage)
+    upload = _opened(new, OPEN, now_ms, limits.upload_ttl_s)
+    adapter_rows.lock_tenant(conn, new.tenant_id)
+    if known is not None and known != find_known(conn, new, catalog.bases):
+        known = None
+    check_quotas(conn, upload, limits, is_known=known is not None)
+    if known is not None:
+        arrived = {it.filename: replace(it, received_bytes=it.size_bytes) for it in _files(new)}
+        upload = replace(upload, files=arrived)
+    upload_rows.insert_upload(conn, upload)
+    if known is not None:
+        upload = publish(conn, catalog, upload, known.built)
+        mark_discarded(conn, upload, now_ms)
+    return upload
+
+
+def find_known(conn: Connection, new: NewUpload, bases: BaseModels) -> Version | None:
+    """The ready version that was made from exactly these files, with this format of calls.
+
+    It is for the base model that the upload names, or for any that is served. Raises Invalid.
+    """
+    wanted = bases.candidates(new.base_model)
+    found = _versions_of_files(conn, new)
+    return next((it for it in found if bases.serving(it.base) in wanted), None)
+
+
+def has_object(storage: Storage, version: Version) -> bool:
+    """Whether the store has the version's object; a lost object must be uploaded again."""
+    try:
+        return storage.size(version.object_key) == version.size_bytes
+    except ObjectNotFound:
+        return False
+
+
+def prove_again(
+    conn: Connection,
+    new: NewUpload,
+    number: int,
+    catalog: Catalog,
+    limits: RegistryLimits,
+    now_ms: int,
+) -> Upload:
+    """Open an upload that proves a version on another base model than the one it is for.
+
+    The object stays the same and no file is sent: the upload is proving from the start.
+    new: its base_model names the other base model; None for the only other one that is served.
+    limits: the tenant's. Raises NotFound, Conflict, Invalid, QuotaExceeded, Limited.
+    """
+    assert new.name is not None
+    if new.alias is not None:
+        check_alias(new.alias)
+    adapter_rows.lock_tenant(conn, new.tenant_id)
+    version = catalog.get_version(conn, new.tenant_id, new.name, number)
+    base = _other_base(catalog.bases, new.name, version, new.base_model)
+    if version.tokenizer is not None:
+        raise Invalid(
+            code="tokenizer_mismatch",
+            message=f"Version {number} has a tokenizer or a chat template of its own, which was "
+            "compared with its base model's; upload its files again for the other base model.",
+            param="base_model",
+        )
+    built = replace(
+        version.built,
+        base_revision=base.base_revision,
+        base_model=base.model_id,
+        base_variant=base.variant,
+        passport={**version.passport, "canary": None},
+    )
+    new = replace(new, response_template=version.response_template)
+    upload = _opened(new, PROVING, now_ms, limits.proof_ttl_s, built=built)
+    check_quotas(conn, upload, limits)
+    upload_rows.insert_upload(conn, upload)
+    return upload
+
+
+def _opened(new: NewUpload, state: UploadState, now_ms: int, ttl_s: int, **fields: Any) -> Upload:
+    return Upload(
+        upload_id=f"up_{secrets.token_hex(16)}",
+        tenant_id=new.tenant_id,
+        adapter_name=_DRY_RUN_NAME if new.name is None else new.name,
+        alias=new.alias,
+        state=state,
+        created_by_key=new.key_id,
+        created_at_ms=now_ms,
+        expires_at_ms=now_ms + ttl_s * 1000,
+        files={it.filename: it for it in _files(new)},
+        transfer=new.transfer,
+        is_dry_run=new.name is None,
+        response_template=new.response_template,
+        base_model=new.base_model,
+        **fields,
+    )
+
+
+def _files(new: NewUpload) -> list[UploadFile]:
+    return [
+        UploadFile(filename, spec.size_bytes, spec.sha256, received_bytes=0)
+        for filename, spec in sorted(new.files.items())
+    ]
+
+
+def _other_base(
+    bases: BaseModels, name: str, version: Version, base_model: str | None
+) -> BaseModel:
+    """The base model to prove the version on, see `prove_again`."""
+    candidates = bases.candidates(base_model)
+    its_own = bases.serving(version.base)
+    others = [base for base in candidates if base is not its_own]
+    if not others:
+        message = f"Version {version.version} of {shown(name)} is for this base model; use it."
+        raise Conflict(message, code="already_proved")
+    if len({base.variant for base in others}) > 1:
+        names = ", ".join(base.model_id for base in others)
+        raise Invalid(
+            code="base_model_unclear",
+            message=f"The version can be proved on one of {names}; name it with base_model.",
+            param="base_model",
+        )
+    return others[0]
+
+
+def _versions_of_files(conn: Connection, new: NewUpload) -> Iterator[Version]:
+    """The ready versions that were made from files with exactly these sha256 and no others, for
+    this format, the newest first.
+    """
+    num_files = (
+        select(func.count())
+        .where(
+            upload_files.c.upload_id == uploads.c.upload_id,
+            upload_files.c.tenant_id == new.tenant_id,
+        )
+        .scalar_subquery()
+    )
+    query = (
+        select(uploads.c.adapter_id, uploads.c.version)
+        .distinct()
+        .join(
+            versions,
+            (versions.c.adapter_id == uploads.c.adapter_id)
+            & (versions.c.version == uploads.c.version),
+        )
+        .where(
+            uploads.c.tenant_id == new.tenant_id,
+            uploads.c.adapter_name == new.name,
+            uploads.c.state == COMPLETE,
+            versions.c.tenant_id == new.tenant_id,
+            versions.c.state == READY,
+            versions.c.response_template == new.response_template,
+            num_files == len(new.files),
+        )
+    )
+    for filename, spec in new.files.items():
+        file = upload_files.alias()
+        query = query.join(
+            file,
+            (file.c.upload_id == uploads.c.upload_id)
+            & (file.c.tenant_id == new.tenant_id)
+            & (file.c.filename == filename)
+            & (file.c.sha256 == spec.sha256),
+        )
+    for row in conn.execute(query.order_by(uploads.c.version.desc())).all():
+        if version := adapter_rows.find_version_row(
+            conn, new.tenant_id, row.adapter_id, row.version
+        ):
+            yield version
