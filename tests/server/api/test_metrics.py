@@ -51,13 +51,12 @@ def note_request(
     timings: Timings | None = Timings(0.75, "disk", 0.25, 0.125, 1.5),
 ) -> None:
     """Note a request with three tokens, the last two of which came at once."""
-    message = SimpleNamespace(tenant_id="ten_1")
     base = SimpleNamespace(model_id="base")
-    admitted: Any = SimpleNamespace(base=base, message=message, arrived_at=time.monotonic())
+    ticket: Any = SimpleNamespace(base=base, tenant_id="ten_1", arrived_at=time.monotonic())
     last = RequestOutput("r", 1, num_prompt_tokens=7, num_completion_tokens=3, timings=timings)
-    metrics.of_requests.note_first_token(admitted, 0.3)
+    metrics.of_requests.note_first_token(ticket, 0.3)
     metrics.of_requests.histogram("inter_token_latency", "base").observe(0.5, 2)
-    metrics.of_requests.note_end(admitted, outcome, last, 11)
+    metrics.of_requests.note_end(ticket, outcome, last, 11)
 
 
 def samples_of(metrics: Metrics) -> dict[str, float]:
