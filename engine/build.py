@@ -14,7 +14,7 @@ from engine.core import EngineCore
 from engine.cpu.backend import cpu_backend
 from engine.cpu.draft_model import open_draft_model
 from engine.drafts.model import ModelDrafter
-from engine.drafts.shared import DraftPools
+from engine.drafts.pools import DraftPools
 from engine.drafts.speculation import Speculation
 from engine.drafts.text import TextDrafter
 from engine.errors import UnsupportedModel

@@ -20,8 +20,8 @@ from packaging.utils import canonicalize_name
 from registry.storage.s3_location import S3Location
 from registry.storage.url import parse_storage_url
 from server.api.addresses import is_in
+from server.api.endpoints import machines as machine_routes
 from server.api.http_protocol import HttpLimits
-from server.api.routes import machines as machine_routes
 from server.console.page_route import OPERATORS
 from server.launch.prepare import prepare, resolve_settings
 from server.launch.secrets import Secrets

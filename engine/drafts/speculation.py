@@ -19,7 +19,7 @@ from engine.drafts.acceptance import Acceptance
 from engine.drafts.estimate import StepEstimate
 from engine.drafts.model import ModelDrafter
 from engine.drafts.ngrams import BY_MODEL, NO_DRAFT, Draft
-from engine.drafts.shared import DraftPools
+from engine.drafts.pools import DraftPools
 from engine.requests.request import Request
 from engine.steps.curve import StepCurve
 from engine.wire.messages import DraftStats

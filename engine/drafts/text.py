@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.drafts.ngrams import LONGEST_MATCH, Draft, NgramIndex
-from engine.drafts.shared import DraftPools, PoolKey
+from engine.drafts.pools import DraftPools, PoolKey
 from engine.requests.request import Request
 
 _BEGUN = 2

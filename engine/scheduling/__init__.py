@@ -1,1 +1,1 @@
-"""Which tokens of which requests the next step computes, and what its results mean."""
+"""The scheduler: which tokens of which requests the next step computes, and what came of them."""

@@ -28,7 +28,7 @@ from engine.scheduling.forced import Forced
 from engine.scheduling.in_flight import InFlight
 from engine.scheduling.outputs import Ending, Outputs
 from engine.scheduling.queues import Queues
-from engine.scheduling.starts import Admission
+from engine.scheduling.starts import Starts
 from engine.steps.batch import BAD_LOGITS, Batch, ScheduledRow, StepTokens
 from engine.wire.messages import AddRequest, ExtendLease, StopCause
 from lora.entry import Waiter
@@ -91,7 +91,7 @@ class Scheduler:
         )
         self.queues = Queues(config, self.kv, adapters, self.policy)
         self.constraints = Constraints(grammars, eos_token_ids)
-        self.admission = Admission(self.queues, self.constraints, clock)
+        self.starts = Starts(self.queues, self.constraints, clock)
         self.outputs = Outputs(config.max_model_len, vocabulary, eos_token_ids, clock)
         self.searches = BeamSearches(self.queues, self.outputs)
         self.speculation = speculation or Speculation.off()
@@ -198,7 +198,7 @@ class Scheduler:
         self.endings.end_overdue(self.clock())
         self.forced.add_known(self.queues.running)
         self.queues.plan_running()
-        for group, ending in self.admission.run():
+        for group, ending in self.starts.run():
             self.endings.end_group(group, ending)
         self._add_drafts()
         return self.in_flight.launch(self.queues.plan)

@@ -28,7 +28,7 @@ _CAUSES: dict[FailureKind, StopCause] = {
 }
 
 
-class Admission:
+class Starts:
     """Makes one pass over the waiting requests in every step."""
 
     def __init__(

@@ -1,1 +1,1 @@
-"""What gateways and engines say to each other, and how it travels: messages, sockets, clients."""
+"""The wire: what gateways and engines say to each other, and how it travels."""

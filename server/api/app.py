@@ -17,11 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from registry.errors import Fault, StorageError
 from registry.uploads.sweep import purge, sweep_objects, sweep_uploads
 from server.adapters.watch import AdapterWatch
-from server.api.errors import INVALID, KNOWN, ErrorAnswer
-from server.api.gateway import Gateway
-from server.api.middleware import Edge, WriteLine, error_response
-from server.api.openapi import openapi_document
-from server.api.routes import (
+from server.api.endpoints import (
     adapters,
     admin,
     audit,
@@ -51,6 +47,10 @@ from server.api.routes import (
     usage,
     webhooks,
 )
+from server.api.errors import INVALID, KNOWN, ErrorAnswer
+from server.api.gateway import Gateway
+from server.api.middleware import Edge, WriteLine, error_response
+from server.api.openapi import openapi_document
 from server.api.unknown_urls import unknown_url
 from server.billing.prices import ensure_price
 from server.billing.receipts.signing_keys import record_key

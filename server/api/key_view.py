@@ -6,7 +6,7 @@ from pydantic import Field
 
 from server.accounts.keys import ApiKey
 from server.api.answer import Answer
-from server.api.routes.lists import Page
+from server.api.endpoints.lists import Page
 
 
 class KeyAnswer(Answer):

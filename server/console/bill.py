@@ -9,8 +9,8 @@ from sqlalchemy import Connection
 
 from registry.errors import NotFound
 from server.api.deps import DatabaseDep
+from server.api.endpoints import exports
 from server.api.receipt_models import IssuedStatement
-from server.api.routes import exports
 from server.billing import budgets, statements
 from server.billing.exports.formats import FORMATS, ExportFormat
 from server.billing.exports.schedules import INTERVAL_S

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from sqlalchemy import Connection
 
-from server.api.routes.budgets import BudgetAnswer
+from server.api.endpoints.budgets import BudgetAnswer
 from server.billing.budgets import BudgetKind
 from server.billing.months import end_of, month_of
 from server.billing.receipts.receipt import SPEND_KINDS

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from server.accounts import auth
 from server.accounts.keys import MAX_NAME, ApiKey, get_key, list_keys
 from server.api.deps import BasesDep, DatabaseDep, LimiterDep
-from server.api.routes.limits import get_limits
+from server.api.endpoints.limits import get_limits
 from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.viewers import AdminViewer, AnyTenant

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from server.accounts import auth
 from server.accounts.keys import ApiKey, list_keys
 from server.api.deps import DatabaseDep
-from server.api.routes.budgets import list_budgets
+from server.api.endpoints.budgets import list_budgets
 from server.billing.rating import format_usd
 from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.usage import Selection, UsageSum, sum_entries

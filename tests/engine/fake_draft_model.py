@@ -1,7 +1,7 @@
 """A draft model for tests, which knows what FakeRunner chooses without an adapter."""
 
 from engine.drafts.model import ModelDrafter
-from engine.drafts.shared import DraftPools
+from engine.drafts.pools import DraftPools
 from engine.drafts.speculation import Speculation
 from engine.drafts.text import TextDrafter
 from engine.steps.curve import StepCurve

@@ -11,7 +11,7 @@ from engine.core import EngineCore
 from engine.cpu.draft_model import CpuDraftModel, draft_layout
 from engine.cpu.runner import ModelRunner
 from engine.drafts.model import ModelDrafter
-from engine.drafts.shared import DraftPools
+from engine.drafts.pools import DraftPools
 from engine.drafts.speculation import Speculation
 from engine.drafts.text import TextDrafter
 from engine.journal.journal import Journal

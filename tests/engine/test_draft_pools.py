@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.drafts.ngrams import NO_DRAFT
-from engine.drafts.shared import _BYTES_PER_TOKEN, DraftPools
+from engine.drafts.pools import _BYTES_PER_TOKEN, DraftPools
 from engine.drafts.speculation import Speculation
 from engine.drafts.text import TextDrafter
 from engine.wire.messages import DraftStats, ForgetDrafts

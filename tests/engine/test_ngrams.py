@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.drafts.ngrams import NO_DRAFT, NgramIndex
-from engine.drafts.shared import DraftPools
+from engine.drafts.pools import DraftPools
 from engine.drafts.text import TextDrafter
 from tests.engine.fakes import make_message, make_scheduler
 

@@ -9,9 +9,9 @@ from engine.wire.messages import Residency, Tier
 from registry.catalog.adapter_rows import tenant_of
 from server.accounts.tenants import names_of
 from server.api.deps import BasesDep, DatabaseDep, FollowerDep
-from server.api.routes.base_models import list_base_models
-from server.api.routes.engines import EngineStatsAnswer, engines, suspects
-from server.api.routes.problems import ProblemsDep
+from server.api.endpoints.base_models import list_base_models
+from server.api.endpoints.engines import EngineStatsAnswer, engines, suspects
+from server.api.endpoints.problems import ProblemsDep
 from server.console.formats import bars
 from server.console.page_route import pages_router
 from server.console.rendering import render

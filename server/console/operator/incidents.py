@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from server.accounts.tenants import names_of
 from server.api.deps import AuditorDep, DatabaseDep
-from server.api.routes.audit import get_audit
+from server.api.endpoints.audit import get_audit
 from server.billing.holds import expired_by_engine
 from server.billing.incidents import list_incidents
 from server.billing.statements import overdue

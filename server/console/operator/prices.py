@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Query, Response
 
 from server.api.deps import BasesDep, DatabaseDep
-from server.api.routes.prices import list_prices
+from server.api.endpoints.prices import list_prices
 from server.billing.prices import SCOPES, Scope
 from server.console.page_route import pages_router
 from server.console.rendering import render

@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 from server.accounts.auth import SCOPES
 from server.accounts.keys import MAX_NAME, list_keys
 from server.api.deps import DatabaseDep
-from server.api.routes.admin import get_tenant
-from server.api.routes.budgets import list_budgets_of
+from server.api.endpoints.admin import get_tenant
+from server.api.endpoints.budgets import list_budgets_of
 from server.billing import request_log
 from server.billing.budgets import read_sums
 from server.billing.receipts.receipt import SPEND_KINDS

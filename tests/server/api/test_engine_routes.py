@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import sqlalchemy as sa
 
 from engine.wire.messages import DraftStats, EngineStats, GrammarStats, TierStats, Welcome
-from server.api.routes.engines import (
+from server.api.endpoints.engines import (
     DraftFigures,
     EngineStatsAnswer,
     GrammarFigures,

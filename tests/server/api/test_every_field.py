@@ -16,8 +16,8 @@ from engine.wire.messages import AddRequest, RequestOutput, TokenLogprobs
 from registry.formats.chat_template import ChatTemplate
 from server.accounts.tenants import TenantLimits, set_limits
 from server.api import chat_messages, openai, shapes, tokenize_requests
+from server.api.endpoints import inference
 from server.api.request_objects import RequestObject, _kinds
-from server.api.routes import inference
 from server.tools.built_in import BUILT_IN
 from server.tools.dialect import Dialect
 from tests.server.bases import change_base

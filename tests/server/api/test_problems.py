@@ -10,7 +10,7 @@ import pytest
 from engine.wire.messages import Residency
 from registry.storage.faults import StorageFaults
 from registry.storage.free_space import FreeSpace
-from server.api.routes import problems
+from server.api.endpoints import problems
 from server.billing.audit.report import CheckResult, Report
 from server.billing.holds import resolve
 from server.billing.settler import EngineLag

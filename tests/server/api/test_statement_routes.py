@@ -125,7 +125,7 @@ def test_the_operator_issues_for_all_or_for_one_and_once(product, monkeypatch):
 
 
 def test_more_tenants_than_one_call_issues_for_are_told_of(product, monkeypatch):
-    monkeypatch.setattr("server.api.routes.statements.MAX_ISSUED", 2)
+    monkeypatch.setattr("server.api.endpoints.statements.MAX_ISSUED", 2)
     for number in range(1, 4):
         use(product.user(f"tenant-{number}"), number)
     first, second = issue(product).json(), issue(product).json()

@@ -18,8 +18,8 @@ from registry.storage.work_dir import WorkDir
 from registry.uploads.proof import Proof
 from server.adapters.prover import Prover, ProverConfig
 from server.adapters.spool import MAX_PARTS, MAX_PARTS_PER_TENANT, Spool
+from server.api.endpoints import uploads as routes
 from server.api.gateway import Gateway
-from server.api.routes import uploads as routes
 from server.billing.prices import DEFAULT_PRICES, add_price
 from server.billing.rating import monthly_storage_nanousd
 from server.database.clock import now_ms

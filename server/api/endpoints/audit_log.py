@@ -9,7 +9,7 @@ from server.accounts import tenants
 from server.accounts.audit_log import MAX_LINES, Asked, list_lines
 from server.api.answer import Answer
 from server.api.deps import DatabaseDep, TenantAdminKey, operators_router, tenants_router
-from server.api.routes.lists import Page
+from server.api.endpoints.lists import Page
 from server.api.times import UnixSeconds, check_order
 from server.database.clock import now_ms
 from server.database.database import Database

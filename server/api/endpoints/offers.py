@@ -13,7 +13,7 @@ from server.accounts import tenants
 from server.accounts.auth import Identity
 from server.api.answer import Answer
 from server.api.deps import AdaptersReadKey, AdaptersWriteKey, BasesDep, DatabaseDep, tenants_router
-from server.api.routes.lists import ListAnswer
+from server.api.endpoints.lists import ListAnswer
 from server.billing.prices import Price, prices_for
 from server.database.clock import now_ms
 

@@ -15,8 +15,8 @@ from server.accounts import tenants
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, UsageKey, operators_router, tenants_router
-from server.api.routes.lists import ListAnswer
-from server.api.routes.statements import check_period
+from server.api.endpoints.lists import ListAnswer
+from server.api.endpoints.statements import check_period
 from server.api.times import Time, parse_range
 from server.billing.exports import schedules
 from server.billing.exports.formats import INFO, Encoder, ExportFormat, open_encoder

@@ -1,4 +1,4 @@
-"""Admission of requests: limits of the queue, adapters that must be loaded, sums of ranks."""
+"""Starts of requests: limits of the queue, adapters that must be loaded, sums of ranks."""
 
 from dataclasses import replace
 

@@ -17,7 +17,7 @@ from server.api.deps import (
     LimiterDep,
     tenants_router,
 )
-from server.api.routes.lists import ListAnswer
+from server.api.endpoints.lists import ListAnswer
 from server.database.clock import now_ms
 from server.limits.adapter_limits import (
     get_adapter_limits,

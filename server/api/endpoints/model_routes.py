@@ -19,7 +19,7 @@ from server.api.deps import (
     operators_router,
     tenants_router,
 )
-from server.api.routes.lists import ListAnswer
+from server.api.endpoints.lists import ListAnswer
 from server.database.clock import now_ms
 from server.database.database import Database
 from server.inference import routes as kept

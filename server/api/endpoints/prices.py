@@ -13,7 +13,7 @@ from server.accounts import tenants
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import BasesDep, DatabaseDep, PriceTagsDep, operators_router
-from server.api.routes.lists import ListAnswer
+from server.api.endpoints.lists import ListAnswer
 from server.api.times import UnixSeconds
 from server.billing import prices
 from server.billing.base_revisions import check_base

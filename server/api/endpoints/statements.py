@@ -12,8 +12,8 @@ from server.accounts import tenants
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, StatementsDep, UsageKey, operators_router, tenants_router
+from server.api.endpoints.lists import ListAnswer
 from server.api.receipt_models import IssuedStatement, Sha256
-from server.api.routes.lists import ListAnswer
 from server.billing import statements
 from server.billing.rating import format_usd
 from server.billing.statements import OpenPeriod, Statement

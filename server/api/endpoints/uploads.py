@@ -50,8 +50,8 @@ from server.api.deps import (
     UploadBuildsDep,
     tenants_router,
 )
+from server.api.endpoints.adapters import limits_of
 from server.api.limit_headers import retry_headers
-from server.api.routes.adapters import limits_of
 from server.api.upload_view import UploadAnswer, UploadFileAnswer, upload_view
 from server.billing.prices import Price, price_for, price_of_adapter
 from server.database.clock import now_ms

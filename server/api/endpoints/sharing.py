@@ -22,7 +22,7 @@ from server.api.deps import (
     DatabaseDep,
     tenants_router,
 )
-from server.api.routes.lists import ListAnswer
+from server.api.endpoints.lists import ListAnswer
 from server.billing.prices import price_of_adapter
 from server.database.clock import now_ms
 

@@ -13,7 +13,7 @@ from server.accounts import tenants
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, operators_router
-from server.api.routes.prices import PriceFields, adapter_not_found
+from server.api.endpoints.prices import PriceFields, adapter_not_found
 from server.api.times import parse_range
 from server.billing.base_revisions import check_base
 from server.billing.prices import get_price

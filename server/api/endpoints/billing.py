@@ -12,8 +12,8 @@ from server.accounts import tenants
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, SignerDep, UsageKey, operators_router, tenants_router
+from server.api.endpoints.budgets import Dollars, nanousd
 from server.api.receipt_models import LedgerEntry
-from server.api.routes.budgets import Dollars, nanousd
 from server.billing import budgets, credits
 from server.billing.credits import CreditKind
 from server.billing.rating import format_usd

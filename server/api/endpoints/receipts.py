@@ -12,8 +12,8 @@ from sqlalchemy.engine import Connection
 from registry.errors import Fault, NotFound
 from server.api.answer import Answer
 from server.api.deps import DatabaseDep, UsageKey, tenants_router
+from server.api.endpoints.lists import ListAnswer
 from server.api.receipt_models import KeyId, ReceiptAnswer, ReceiptList, SignedReceipt
-from server.api.routes.lists import ListAnswer
 from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.receipts.signing_keys import list_keys
 from server.billing.tables import IS_OPEN, entries, holds, usage_events

@@ -29,7 +29,7 @@ from server.api.deps import (
     StorageDep,
     operators_router,
 )
-from server.api.routes.lists import ListAnswer
+from server.api.endpoints.lists import ListAnswer
 from server.billing.audit.report import Report
 from server.billing.holds import expired_by_engine
 from server.billing.ledger_probe import LedgerProbe

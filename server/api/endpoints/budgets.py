@@ -11,7 +11,7 @@ from server.accounts import tenants
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, IdentitiesDep, UsageKey, operators_router, tenants_router
-from server.api.routes.lists import ListAnswer
+from server.api.endpoints.lists import ListAnswer
 from server.billing import budgets
 from server.billing.budgets import Budget, BudgetKind, Enforcement, Sums
 from server.billing.months import end_of, month_of
