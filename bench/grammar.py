@@ -20,13 +20,13 @@ from bench.report import percentiles_ms, ratio, rounded
 from bench.session import Ask, Session
 from bench.step_log import StepLog
 from engine.core import EngineCore
-from server.shapes.grammar import compiled
-from server.shapes.shape import Shape
+from server.constraints.constraint import Constraint
+from server.constraints.grammar import compiled
 
 
 def json_grammar(schema: dict[str, Any]) -> str:
     """Compile a schema as gateways do. Raises Invalid if they refuse it."""
-    return compiled(Shape("json", json.dumps(schema), "schema"))
+    return compiled(Constraint("json", json.dumps(schema), "schema"))
 
 
 def object_of(properties: dict[str, Any]) -> dict[str, Any]:

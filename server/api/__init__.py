@@ -1,4 +1,4 @@
-"""HTTP: the endpoints, the shapes of OpenAI's API, and the errors that clients receive.
+"""HTTP: the endpoints, the formats of OpenAI's API, and the errors that clients receive.
 
 This room alone knows HTTP statuses and headers: the rooms below raise errors of their own, and
 `errors` gives each kind of fault its status. It may import every room below it, and of

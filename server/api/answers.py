@@ -1,4 +1,4 @@
-"""Answers in OpenAI's shapes: whole objects, chunks of a stream, usage.
+"""Answers in OpenAI's formats: whole objects, chunks of a stream, usage.
 
 Framing follows OpenAI's specification; `reasoning`, `token_ids` and `prompt_token_ids` are vLLM's,
 `reasoning_content` is DeepSeek's.
@@ -30,7 +30,7 @@ DONE = LastEvent(b"data: [DONE]\n\n")
 
 @dataclass(slots=True)
 class Part:
-    """A part of one answer, or all of it. logprobs: in their OpenAI shape, None if there are none.
+    """A part of one answer, or all of it. logprobs: in their OpenAI form, None if there are none.
 
     said: its text, taken apart.
     finish_reason, stop_cause: how the answer ended, in OpenAI's words and in the engine's.
@@ -68,7 +68,7 @@ class ShownPrompt:
 
 
 class Choice:
-    """One of a request's answers, rendered in OpenAI's shape output by output.
+    """One of a request's answers, rendered in OpenAI's format output by output.
 
     parser: None for answers that have neither calls nor reasoning.   shown: texts of its marks that
     are special tokens.   not_enforced: paths of what the request demands and nothing enforces.
@@ -290,7 +290,7 @@ class Answer:
 
 
 def _shown_call(index: int, call: CallPart, *, is_whole: bool) -> JsonObject:
-    """A call, or a part of one, in OpenAI's shape."""
+    """A call, or a part of one, in OpenAI's format."""
     function = {"arguments": call.arguments}
     shown: JsonObject = {} if is_whole else {"index": index}
     if call.name is not None:

@@ -1,4 +1,4 @@
-"""Chats as requests send them, in OpenAI's shapes: messages with calls and results, and tools."""
+"""Chats as requests send them, in OpenAI's formats: messages with calls and results, and tools."""
 
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -1,4 +1,4 @@
-"""Logprobs in OpenAI's two shapes: tokens as text, and their exact bytes."""
+"""Logprobs in OpenAI's two formats: tokens as text, and their exact bytes."""
 
 from collections.abc import Sequence
 from dataclasses import replace

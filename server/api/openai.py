@@ -1,4 +1,4 @@
-"""Requests in OpenAI's shapes, checked. A field that is not served is refused by its path.
+"""Requests in OpenAI's formats, checked. A field that is not served is refused by its path.
 
 Field names follow OpenAI's specification, and vLLM's for what that does not have; speculation is
 Chorale's. docs/reference/request-fields.md lists them all.
@@ -24,10 +24,10 @@ from server.api.field_types import (
     TokenIds,
 )
 from server.api.request_objects import RequestObject, parse_body, shown_key
-from server.api.shapes import ResponseFormat, StructuredOutputs, shape_of
+from server.api.structured_outputs import ResponseFormat, StructuredOutputs, constraint_of
+from server.constraints.constraint import Constraint
 from server.inference import generation_request
 from server.inference.generation_request import GenerationRequest
-from server.shapes.shape import Shape
 from server.tools.tool import ToolUse
 
 _MAX_CHOICES = 16
@@ -216,13 +216,13 @@ class _Request(RequestObject):
         return "flex" if self.service_tier == "flex" else "default"
 
     @functools.cached_property
-    def shape(self) -> Shape | None:
-        """The shape that every answer must have, or None. Raises Invalid."""
-        return shape_of(self.response_format, self.structured_outputs)
+    def constraint(self) -> Constraint | None:
+        """The constraint that every answer must have, or None. Raises Invalid."""
+        return constraint_of(self.response_format, self.structured_outputs)
 
     def check(self) -> None:
         """Check what the types of the fields cannot express. Raises Invalid."""
-        if self.shape:
+        if self.constraint:
             self._refuse_choices_of_tokens("answers of a given shape")
         if self.allowed_token_ids and self.bad_words:
             self._refuse_choices_of_tokens("answers without bad_words")
@@ -258,18 +258,18 @@ class _Request(RequestObject):
 
     def _check_beams(self) -> None:
         """Check that nothing is asked for that beam search does not heed. Raises Invalid."""
-        shapes = () if self.shape else ("response_format", "structured_outputs")
+        constraints = () if self.constraint else ("response_format", "structured_outputs")
         for name, field in type(self).model_fields.items():
             default = field.get_default(call_default_factory=True)
             neutral = (default, *_BEAM_VALUES.get(name, ()))
-            if name in _BEAM_FIELDS or name in shapes or getattr(self, name) in neutral:
+            if name in _BEAM_FIELDS or name in constraints or getattr(self, name) in neutral:
                 continue
             raise errors.unsupported_parameter(
                 name, "it does not go with use_beam_search; leave out one of the two"
             )
 
     def for_model(self) -> GenerationRequest:
-        """The request, independent of the shape that it came in."""
+        """The request, independent of the format that it came in."""
         return GenerationRequest(
             model=self.model,
             prompts=self.asked_prompts,
@@ -280,7 +280,7 @@ class _Request(RequestObject):
             priority=Priority.BATCH if self.service_tier == "flex" else Priority.INTERACTIVE,
             request_key=self.prompt_cache_key or self.safety_identifier or self.user,
             named_token_ids=self._named_token_ids,
-            shape=self.shape,
+            constraint=self.constraint,
             bad_words=self.bad_words,
             thinking_token_budget=getattr(self, "thinking_token_budget", None),
             shows_special_tokens=not self.skip_special_tokens,

@@ -1,4 +1,4 @@
-"""A request's outputs in OpenAI's shapes: one whole answer, or server-sent events."""
+"""A request's outputs in OpenAI's formats: one whole answer, or server-sent events."""
 
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -29,7 +29,7 @@ Asked = ChatRequest | CompletionRequest
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """Renders the outputs of an admitted request in the shape that the request came in."""
+    """Renders the outputs of an admitted request in the format that the request came in."""
 
     generation: Generation
     asked: Asked
@@ -150,7 +150,7 @@ def parser_of(form: AnswerForm) -> AnswerParser | None:
         names,
         most_calls,
         is_reasoning=form.is_reasoning,
-        is_shaped=form.shape is not None,
+        is_constrained=form.constraint is not None,
         tokens=form.token_ids,
         must_call=bool(form.tools and form.use and form.use.mode == "required"),
     )

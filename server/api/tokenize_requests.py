@@ -1,4 +1,4 @@
-"""Bodies of `/tokenize` and `/detokenize`, in vLLM's shapes."""
+"""Bodies of `/tokenize` and `/detokenize`, in vLLM's formats."""
 
 from typing import Literal
 

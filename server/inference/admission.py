@@ -6,9 +6,9 @@ Each step takes the request's ticket and adds to it. A base model that sleeps is
 whom limits, budget or length would refuse: they are checked before, and charged after.
 
 Any step up to the hold may fail, and then nothing stays charged; but a long prompt is work, and so
-is a shape of answers that has to be compiled. Then the request and its seat are charged before, and
-stay charged if the tokens or the shape are refused.
-What follows is in `server.inference.generation`.
+is a constraint of answers that has to be compiled. Then the request and its seat are charged
+before, and stay charged if the tokens or the constraint are refused. What follows is in
+`server.inference.generation`.
 """
 
 import uuid
@@ -29,6 +29,7 @@ from server.billing.holds import Hold, open_hold
 from server.billing.price_tags import PriceTags
 from server.billing.prices import Price, price_for
 from server.billing.rating import amount_nanousd
+from server.constraints.compiled import Grammar
 from server.database.clock import now_ms
 from server.database.database import Database, LedgerUnavailable
 from server.inference import errors, prompts
@@ -53,7 +54,6 @@ from server.limits.learned import LearnedTokens
 from server.limits.memory import MemoryLimiter
 from server.limits.rules import SEAT_SLACK_S, Grant, Limit
 from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
-from server.shapes.compiled import Grammar
 from server.tools.grammar import AnswerForm
 from server.traces import spans
 
@@ -202,7 +202,7 @@ class Admission:
         ticket.is_at_work = False
 
     async def _charge_work(self, ticket: Ticket) -> None:
-        """Charge a request and its seat before long prompts are tokenized or a shape is compiled.
+        """Charge a request and its seat before long prompts are tokenized or a grammar is compiled.
 
         Its tokens, which are not known yet, are charged later. Raises RateLimited.
         """

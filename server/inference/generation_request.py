@@ -1,6 +1,6 @@
-"""The request that is admitted and generated, independent of the shape that it came in.
+"""The request that is admitted and generated, independent of the format that it came in.
 
-A new endpoint parses its own shape and makes a GenerationRequest.
+A new endpoint parses its own format and makes a GenerationRequest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.wire.messages import Priority, SamplingParams
-from server.shapes.shape import Shape
+from server.constraints.constraint import Constraint
 from server.text.template_variables import TemplateVariable
 from server.tools.tool import ToolUse
 
@@ -41,7 +41,7 @@ class GenerationRequest:
     has room for, None for all.   keeps_first_tokens: whether they are the first, not the last.
     request_key: requests with the same key get the same version of a weighted alias.
     named_token_ids: {parameter: token id} of every token id that the parameters name.
-    shape: what every answer must match; None if answers are free.
+    constraint: what every answer must match; None if answers are free.
     bad_words: texts that an answer must not have.
     thinking_token_budget: tokens of reasoning after which an answer goes on; None for no limit.
     shows_special_tokens: whether special tokens are text, also where stop strings are looked for.
@@ -58,7 +58,7 @@ class GenerationRequest:
     priority: Priority = Priority.INTERACTIVE
     request_key: str | None = None
     named_token_ids: Mapping[str, int] = field(default_factory=dict)
-    shape: Shape | None = None
+    constraint: Constraint | None = None
     bad_words: Sequence[str] = ()
     thinking_token_budget: int | None = None
     shows_special_tokens: bool = False
@@ -76,10 +76,10 @@ class GenerationRequest:
         return self.prompts.use if isinstance(self.prompts, Chat) else None
 
     @property
-    def shape_param(self) -> str | None:
+    def constraint_param(self) -> str | None:
         """The name of the parameter that a fault of the answers' grammar is told of."""
-        if self.shape:
-            return self.shape.param.partition(".")[0]
+        if self.constraint:
+            return self.constraint.param.partition(".")[0]
         return "tools" if self.tool_use else None
 
     @property

@@ -30,7 +30,7 @@ def failure_of(ticket: Ticket, output: RequestOutput) -> Fault | None:
     return errors.failed(
         output.stop_cause or "",
         prompt=ticket.request.prompt_param,
-        shape=ticket.request.shape_param,
+        constraint=ticket.request.constraint_param,
     )
 
 

@@ -44,9 +44,9 @@ class Ticket:
     arrived_at: seconds of `time.monotonic`.
     named: the adapter that the model's name stands for; None for a base model.
     limits: all that apply.   grant: what has been charged of them; a request that is admitted has
-    all of it.   is_at_work: whether long prompts are tokenized for it now, or a shape is compiled.
-    not_enforced: paths of the request's demands that nothing enforces.
-    running: its place among the requests under way, at the engine that is to take it.
+    all of it.   is_at_work: whether long prompts are tokenized for it now, or a constraint is
+    compiled. not_enforced: paths of the request's demands that nothing enforces. running: its place
+    among the requests under way, at the engine that is to take it.
     """
 
     identity: Identity
@@ -89,9 +89,9 @@ class Ticket:
 def form_of(request: GenerationRequest, dialect: Dialect, *, is_reasoning: bool) -> AnswerForm:
     """The form that the request's answers must have."""
     if not isinstance(request.prompts, Chat):
-        return AnswerForm(PLAIN, None, request.shape, {})
+        return AnswerForm(PLAIN, None, request.constraint, {})
     return AnswerForm(
-        dialect.template, request.tool_use, request.shape, dialect.token_ids, is_reasoning
+        dialect.template, request.tool_use, request.constraint, dialect.token_ids, is_reasoning
     )
 
 

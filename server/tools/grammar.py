@@ -2,7 +2,7 @@
 
     auto      text, and behind the mark that opens a call nothing but a call of a declared tool
     required  calls only, behind a reasoning part if the model writes one
-    none      no calls; then only the shape of what follows the reasoning is enforced
+    none      no calls; then only the constraint of what follows the reasoning is enforced
 
 The grammar is in llguidance's form of Lark.
 """
@@ -17,10 +17,16 @@ from dataclasses import dataclass
 
 from engine.grammar.limits import TOOLS
 from registry.errors import Invalid
-from server.shapes.compiled import Grammar
-from server.shapes.grammar import checked_schema, compiled, enforceable_schema, flaw_of, words_for
-from server.shapes.schema import LISTS
-from server.shapes.shape import Shape
+from server.constraints.compiled import Grammar
+from server.constraints.constraint import Constraint
+from server.constraints.grammar import (
+    checked_schema,
+    compiled,
+    enforceable_schema,
+    flaw_of,
+    words_for,
+)
+from server.constraints.schema import LISTS
 from server.text.json_object import JsonObject
 from server.tools.response_template import CallRegion, ResponseTemplate
 from server.tools.tool import Tool, ToolUse
@@ -50,13 +56,13 @@ ID: /[A-Za-z0-9_-]{1,64}/
 class AnswerForm:
     """Everything that an answer must comply with.
 
-    shape: of the content.   token_ids: marks of the template that are tokens of the model.
+    constraint: of the content.   token_ids: marks of the template that are tokens of the model.
     is_reasoning: the prompt ends within a reasoning part.
     """
 
     template: ResponseTemplate
     use: ToolUse | None
-    shape: Shape | None
+    constraint: Constraint | None
     token_ids: Mapping[str, int]
     is_reasoning: bool = False
 
@@ -68,29 +74,29 @@ class AnswerForm:
     @property
     def demands(self) -> bool:
         """Whether there is anything to enforce."""
-        return bool(self.tools or self.shape)
+        return bool(self.tools or self.constraint)
 
     @property
     def size_bytes(self) -> int:
         """The bytes of what has to be compiled."""
         tools = self.use.size_bytes if self.use and self.tools else 0
-        return tools + (len(self.shape.text) if self.shape else 0)
+        return tools + (len(self.constraint.text) if self.constraint else 0)
 
     @functools.cached_property
     def digest(self) -> bytes:
         if not self._is_wrapped:
-            assert self.shape is not None
-            return self.shape.digest
+            assert self.constraint is not None
+            return self.constraint.digest
         tools = self.use.digest if self.use else b""
-        parts = self.template, tools, self.shape, sorted(self.token_ids.items())
+        parts = self.template, tools, self.constraint, sorted(self.token_ids.items())
         return hashlib.sha256(repr((*parts, self.is_reasoning)).encode()).digest()
 
     def compiled(self) -> Grammar:
         """The grammar for the engine. Raises Invalid that names the path at fault."""
         if not self._is_wrapped:
-            assert self.shape is not None
-            return Grammar(compiled(self.shape))
-        content = json.loads(compiled(self.shape))["grammars"] if self.shape else []
+            assert self.constraint is not None
+            return Grammar(compiled(self.constraint))
+        content = json.loads(compiled(self.constraint))["grammars"] if self.constraint else []
         schemas, not_enforced = _schemas(self.tools)
         # The check knows no tokens of the model, so it is made on the marks' texts.
         if flaw := flaw_of(self._grammar(schemas, content, {})):
@@ -99,7 +105,7 @@ class AnswerForm:
 
     @property
     def _is_wrapped(self) -> bool:
-        """Whether anything but the shape's content may be in an answer."""
+        """Whether anything but the constraint's content may be in an answer."""
         return bool(self.tools or self.template.reasoning)
 
     def _grammar(
@@ -148,7 +154,7 @@ class _Rules:
         return f"{first} {thoughts} ({region} {thoughts})? TEXT?"
 
     def bound(self) -> str:
-        """Nothing but calls or content of the given shape, behind the reasoning."""
+        """Nothing but calls or content of the given constraint, behind the reasoning."""
         first = ""
         if self._reasoning:
             first = f"{self._thought_end} GAP?"

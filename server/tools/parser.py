@@ -43,12 +43,11 @@ class AnswerParser:
 
     tool_names: tools that may be called; with none, calls are content.   most_calls: further calls
     are content.   is_reasoning: the prompt ends in a reasoning part.
-    is_shaped: content has a shape, such as JSON, in which marks are text; so they count only before
-    it begins.
-    tokens: marks that are tokens of the model, of which nothing can be cut off.
-    must_call: the answer has no content, only calls. Where it may call one tool only, it is a call
-    of that tool even if its end cut the call's name off.
-    num_calls: complete calls so far.   is_whole: no region was left unfinished.
+    is_constrained: content has a constraint, such as JSON, in which marks are text; so they count
+    only before it begins. tokens: marks that are tokens of the model, of which nothing can be cut
+    off. must_call: the answer has no content, only calls. Where it may call one tool only, it is a
+    call of that tool even if its end cut the call's name off. num_calls: complete calls so far.
+    is_whole: no region was left unfinished.
 
     Content before and after calls is joined by a line end, without the blanks beside the marks.
     """
@@ -60,11 +59,11 @@ class AnswerParser:
         most_calls: int | None = None,
         *,
         is_reasoning: bool = False,
-        is_shaped: bool = False,
+        is_constrained: bool = False,
         must_call: bool = False,
         tokens: Collection[str] = (),
     ) -> None:
-        self._is_shaped = is_shaped
+        self._is_constrained = is_constrained
         self._must_call = must_call
         self._tokens = tokens
         self._reasoning = template.reasoning
@@ -120,7 +119,7 @@ class AnswerParser:
         opens = calls.opens if calls else ()
         reasoning_opens = self._reasoning.opens if self._reasoning else ()
         marks = (*opens, *reasoning_opens)
-        if self._is_shaped and self._has_begun_content(marks):
+        if self._is_constrained and self._has_begun_content(marks):
             marks = ()
         mark, start = _find(self._buffer, marks, self._begun(marks, final))
         self._say(self._buffer[:start])

@@ -3,7 +3,7 @@
 import json
 
 from registry.errors import Invalid
-from server.shapes.grammar import accepts
+from server.constraints.grammar import accepts
 from server.text.json_object import JsonObject
 from server.tools.built_in import BUILT_IN
 from server.tools.grammar import AnswerForm

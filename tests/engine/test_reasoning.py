@@ -9,7 +9,7 @@ from engine.grammar.llguidance_matcher import LlguidanceGrammars
 from engine.models.weights import load_config
 from engine.requests.reasoning import Reasoning
 from engine.wire.messages import ReasoningBudget
-from server.shapes.shape import Shape
+from server.constraints.constraint import Constraint
 from server.text.tokenizer import Tokenizer
 from server.tools.built_in import BUILT_IN
 from server.tools.grammar import AnswerForm
@@ -170,8 +170,8 @@ def test_a_grammar_begins_behind_the_forced_end_which_waits_for_the_grammar_to_a
 
 
 USE = ToolUse((Tool("now", None, {}, True, "tools"),), "required", ("now",))
-SHAPE = Shape("json", '{"type": "object", "properties": {"a": {"type": "integer"}}}', "s")
-FORMS = {"shape": (None, SHAPE), "tools": (USE, None)}
+CONSTRAINT = Constraint("json", '{"type": "object", "properties": {"a": {"type": "integer"}}}', "s")
+FORMS = {"shape": (None, CONSTRAINT), "tools": (USE, None)}
 
 
 @pytest.mark.parametrize("kind", FORMS)

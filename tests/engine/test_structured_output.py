@@ -1,4 +1,4 @@
-"""Every answer that ends by itself has the shape that its request demands, whatever the model, its
+"""Every answer that ends by itself fits what its request demands, whatever the model, its
 temperature, other requests and other parameters; an answer that is cut is a beginning of one.
 """
 
@@ -23,8 +23,8 @@ from llguidance import LLMatcher, LLTokenizer
 from engine.grammar.llguidance_matcher import LlguidanceGrammars
 from engine.models.weights import load_config
 from registry.errors import Invalid
-from server.shapes.grammar import compiled
-from server.shapes.shape import Shape
+from server.constraints.constraint import Constraint
+from server.constraints.grammar import compiled
 from server.text.vocabulary import read_vocabulary
 from tests import needs
 from tests.engine.cpu_kernels import kernels_of
@@ -75,7 +75,7 @@ expression = st.recursive(
     ),
 )
 schema = st.recursive(leaves, larger, max_leaves=6).map(json.dumps)
-shape = st.one_of(
+constraint = st.one_of(
     *3 * [st.tuples(st.just("json"), schema)],
     st.tuples(st.just("regex"), expression),
     st.tuples(st.just("choice"), st.lists(name, min_size=1).map(json.dumps)),
@@ -118,11 +118,11 @@ class World:
         self.core = build_core(model_dir, folder, {}, lag=lag, tokens=tokens, make_kernels=kernels)
 
     def check(self, demands):
-        """Check the answers to requests: pairs of a shape, which may be refused, and parameters."""
+        """Check the answers to requests: pairs of a constraint, maybe refused, and parameters."""
         asked = {}
-        for number, (shape, sampling) in enumerate(demands):
+        for number, (constraint, sampling) in enumerate(demands):
             with suppress(Invalid):
-                asked[f"r{number}"] = *shape, compiled(Shape(*shape, "s"))
+                asked[f"r{number}"] = *constraint, compiled(Constraint(*constraint, "s"))
                 tenant, grammar = f"t{number % 3}", asked[f"r{number}"][-1]
                 message = make_message(f"r{number}", 9, 150, None, tenant, 300, grammar=grammar)
                 own = replace(message.sampling_params, **sampling)
@@ -159,7 +159,7 @@ def test_an_answer_that_ends_has_its_shape(model_of, tmp_path, kind, lag, num_ex
     world = World(model_of(kind), tmp_path / "core", lag)
 
     @settings(max_examples=num_examples, phases=[Phase.generate], **QUIET)
-    @given(st.lists(st.tuples(shape, params), min_size=5, max_size=8))
+    @given(st.lists(st.tuples(constraint, params), min_size=5, max_size=8))
     def check(demands):
         world.check(demands)
 

@@ -1,4 +1,4 @@
-"""Lists and their pages, in OpenAI's shape."""
+"""Lists and their pages, in OpenAI's format."""
 
 from collections.abc import Callable, Sequence
 from typing import Generic, Literal, Self, TypeVar

@@ -15,7 +15,7 @@ import pytest
 from engine.wire.messages import AddRequest, RequestOutput, TokenLogprobs
 from registry.formats.chat_template import ChatTemplate
 from server.accounts.tenants import TenantLimits, set_limits
-from server.api import chat_messages, openai, shapes, tokenize_requests
+from server.api import chat_messages, openai, structured_outputs, tokenize_requests
 from server.api.endpoints import inference
 from server.api.request_objects import RequestObject, _kinds
 from server.tools.built_in import BUILT_IN
@@ -172,17 +172,19 @@ PLACES = [
         {"type": "content", "content": "A"}, {"content": "B"},
     ),
     Place(
-        shapes.ResponseFormat, CHAT, lambda it: chat(response_format=it), {"type": "text"},
+        structured_outputs.ResponseFormat, CHAT,
+        lambda it: chat(response_format=it), {"type": "text"},
         {"type": "json_object",
          "json_schema": Ask({"name": "n", "schema": SCHEMA | {"required": ["a"]}}, JSON_FORM)},
     ),
     Place(
-        shapes._NamedSchema, CHAT,
+        structured_outputs._NamedSchema, CHAT,
         lambda it: chat(response_format={"type": "json_schema", "json_schema": it}),
         {"name": "n", "schema": SCHEMA}, {"schema": SCHEMA | {"required": ["a"]}},
     ),
     Place(
-        shapes.StructuredOutputs, CHAT, lambda it: chat(structured_outputs=it), {"regex": "a"},
+        structured_outputs.StructuredOutputs, CHAT,
+        lambda it: chat(structured_outputs=it), {"regex": "a"},
         {"json": Ask({"type": "null"}, {"regex": None}), "json_object": Ask(True, {"regex": None}),
          "regex": "b", "choice": Ask(["a"], {"regex": None}),
          "grammar": Ask('start: "a"', {"regex": None}),

@@ -1,4 +1,4 @@
-"""Requests in OpenAI's shape: unsupported parameters are refused by name, never ignored."""
+"""Requests in OpenAI's format: unsupported parameters are refused by name, never ignored."""
 
 import asyncio
 import contextlib
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from engine.wire.messages import SamplingParams
 from registry.errors import Invalid
 from server.api.openai import ChatRequest, CompletionRequest, parse_request
+from server.constraints.constraint import WHITESPACE_PARAM
 from server.inference.encoders import Encoders
 from server.inference.prompts import tokenize
 from server.inference.texts import Text
-from server.shapes.shape import WHITESPACE_PARAM
 
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
 TEXT_PART = {"type": "text", "text": "Hello."}
@@ -221,7 +221,7 @@ def asks_for(**fields):
 
 
 @pytest.mark.parametrize(
-    ("asked", "shape"),
+    ("asked", "constraint"),
     [
         (asks_for(strict=True), ("json", '{"type": "object"}')),
         (asks_for(name=None), ("json", '{"type": "object"}')),
@@ -244,10 +244,10 @@ def asks_for(**fields):
     ],
     ids=str,
 )
-def test_each_form_asks_for_one_shape_on_both_kinds_of_completion(asked, shape):
+def test_each_form_asks_for_one_shape_on_both_kinds_of_completion(asked, constraint):
     for kind, body in ((ChatRequest, HELLO), (CompletionRequest, TEXT)):
-        found = parse(body | asked, kind).for_model().shape
-        assert (found and (found.kind, found.text)) == shape
+        found = parse(body | asked, kind).for_model().constraint
+        assert (found and (found.kind, found.text)) == constraint
 
 
 @pytest.mark.parametrize(
@@ -358,8 +358,8 @@ def test_each_form_asks_for_one_shape_on_both_kinds_of_completion(asked, shape):
         ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs.grammar"),
         *(
-            ({"structured_outputs": {"whitespace_pattern": pattern} | shape}, WHITESPACE_PARAM)
-            for pattern, shape in ((" ", {}), (" ", {"regex": "a"}), ("a", {"json": {}}), ("", {}))
+            ({"structured_outputs": {"whitespace_pattern": pattern} | more}, WHITESPACE_PARAM)
+            for pattern, more in ((" ", {}), (" ", {"regex": "a"}), ("a", {"json": {}}), ("", {}))
         ),
         (asks_for() | {"structured_outputs": {"json": {}}}, "structured_outputs.json"),
         (asks_for() | {"allowed_token_ids": [1]}, "allowed_token_ids"),

@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.grammar.limits import parser_limits
 from registry.errors import Invalid
-from server.shapes.shape import Shape
+from server.constraints.constraint import Constraint
 from server.tools.built_in import BUILT_IN
 from server.tools.grammar import AnswerForm
 from server.tools.parser import AnswerParser, Parsed
@@ -21,7 +21,7 @@ from tests.tokenizer_families import make_tokenizer
 ANYTHING = {"type": "object", "additionalProperties": True}
 TOOLS = tuple(Tool(name, None, ANYTHING, True, f"tools[{i}]") for i, name in enumerate(NAMES))
 PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
-SHAPE = Shape("json", json.dumps(PERSON), "response_format")
+CONSTRAINT = Constraint("json", json.dumps(PERSON), "response_format")
 MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "[THINK]",
          "[/THINK]", "<|python_tag|>", '{"name": "now", "arguments": {}}', '{"name": "', "}", "]",
          "[", ", ", "\n", " ", '"', "\\", "a", "é", "1"]  # fmt: skip
@@ -30,9 +30,11 @@ MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "
 _started = {}
 
 
-def form(family, mode="auto", *, is_parallel=True, shape=None, tools=TOOLS, is_reasoning=False):
+def form(
+    family, mode="auto", *, is_parallel=True, constraint=None, tools=TOOLS, is_reasoning=False
+):
     use = ToolUse(tools, mode, tuple(tool.name for tool in tools), is_parallel) if tools else None
-    return AnswerForm(BUILT_IN[family], use, shape, {}, is_reasoning)
+    return AnswerForm(BUILT_IN[family], use, constraint, {}, is_reasoning)
 
 
 def begun(wanted):
@@ -109,22 +111,22 @@ def test_a_reasoning_part_may_come_before_what_is_required():
     assert accepts(not_open, f"<think>a</think>\n\n{call}")
     assert accepts(not_open, call)
     assert not accepts(not_open, f"a{call}")
-    shaped = form("hermes", shape=SHAPE, tools=(), is_reasoning=True)
+    shaped = form("hermes", constraint=CONSTRAINT, tools=(), is_reasoning=True)
     assert accepts(shaped, 'Thirty.\n</think>\n\n{"age": 30}')
     assert not accepts(shaped, "Thirty.\n</think>\n\nthirty")
 
 
 def test_an_answer_is_calls_or_has_the_shape_that_was_asked_for():
-    both = form("hermes", shape=SHAPE)
+    both = form("hermes", constraint=CONSTRAINT)
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     assert accepts(both, call)
     assert accepts(both, '{"age": 3}')
     assert not accepts(both, "hello")
     assert accepts(
-        form("llama3_json", "required", shape=SHAPE), '{"name": "now", "parameters": {}}'
+        form("llama3_json", "required", constraint=CONSTRAINT), '{"name": "now", "parameters": {}}'
     )
     with pytest.raises(Invalid) as error:
-        form("llama3_json", shape=SHAPE).compiled()
+        form("llama3_json", constraint=CONSTRAINT).compiled()
     assert error.value.param == "response_format"
 
 
@@ -229,10 +231,11 @@ def test_marks_that_are_tokens_are_found_as_tokens_and_as_text(tmp_path):
 def test_a_form_that_demands_nothing_has_no_grammar():
     assert not AnswerForm(PLAIN, None, None, {}).demands
     assert not AnswerForm(BUILT_IN["hermes"], ToolUse(TOOLS, "none", NAMES), None, {}).demands
-    assert AnswerForm(PLAIN, None, SHAPE, {}).digest == SHAPE.digest
+    assert AnswerForm(PLAIN, None, CONSTRAINT, {}).digest == CONSTRAINT.digest
     forms = [
-        form("hermes"), form("mistral"), form("hermes", "required"), form("hermes", shape=SHAPE),
+        form("hermes"), form("mistral"), form("hermes", "required"),
+        form("hermes", constraint=CONSTRAINT),
         form("hermes", is_parallel=False), form("hermes", is_reasoning=True),
-        form("hermes", tools=TOOLS[:2]), AnswerForm(BUILT_IN["hermes"], None, SHAPE, {}),
+        form("hermes", tools=TOOLS[:2]), AnswerForm(BUILT_IN["hermes"], None, CONSTRAINT, {}),
     ]  # fmt: skip
     assert len({wanted.digest for wanted in forms}) == len(forms)

@@ -163,11 +163,11 @@ def test_an_answer_may_begin_in_a_reasoning_part():
 def test_marks_in_content_of_a_given_shape_are_text(content):
     for before, thought in (("", ""), ("<think>Hm.</think>\n\n", "Hm.")):
         for pieces in (before + content, [before + content], [before, content]):
-            whole, parser = parsed("hermes", pieces, is_shaped=True)
+            whole, parser = parsed("hermes", pieces, is_constrained=True)
             assert seen(whole) == (content, thought, ())
             assert parser.is_whole
     call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
-    whole, _ = parsed("hermes", f"<think>Hm.</think>\n{call}", is_shaped=True)
+    whole, _ = parsed("hermes", f"<think>Hm.</think>\n{call}", is_constrained=True)
     assert seen(whole) == ("", "Hm.", (("now", "{}"),))
 
 

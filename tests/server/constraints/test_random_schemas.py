@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from registry.errors import Invalid
-from server.shapes.grammar import enforceable_schema
-from tests.server.shapes.random_schemas import RandomSchemas
-from tests.server.shapes.test_grammar import accepts, make
+from server.constraints.grammar import enforceable_schema
+from tests.server.constraints.random_schemas import RandomSchemas
+from tests.server.constraints.test_grammar import accepts, make
 from tests.soak import soak
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from server.shapes.schema import LISTS, MAPS, SINGLE, Place
+from server.constraints.schema import LISTS, MAPS, SINGLE, Place
 
 MAX_COMPILATIONS = 100
 MAX_SEARCH_S = 0.5

@@ -1,4 +1,4 @@
-"""A shape that every answer must have, as the request demands it."""
+"""A constraint that every answer must have, as the request demands it."""
 
 import hashlib
 import re
@@ -15,7 +15,7 @@ MAX_BYTES = {"json": 64 << 10, "regex": 8 << 10, "choice": 64 << 10, "lark": 64 
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Constraint:
     """text: a JSON schema, an expression, a JSON list of texts, or a grammar in Lark's form.
 
     param: the path of the parameter that has it. A text that is too long raises Invalid.

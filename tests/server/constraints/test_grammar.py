@@ -1,4 +1,4 @@
-"""Shapes as llguidance compiles them: what an answer may be, and which part is refused."""
+"""Constraints as llguidance compiles them: what an answer may be, and which part is refused."""
 
 import json
 from math import inf
@@ -8,9 +8,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.grammar.limits import parser_limits
 from registry.errors import Invalid
-from server.shapes.grammar import accepts, compiled, enforceable_schema
-from server.shapes.schema import MAX_DEPTH, MAX_LEFT_OUT, MAX_LEVELS
-from server.shapes.shape import MAX_BYTES, Shape, is_whitespace
+from server.constraints.constraint import MAX_BYTES, Constraint, is_whitespace
+from server.constraints.grammar import accepts, compiled, enforceable_schema
+from server.constraints.schema import MAX_DEPTH, MAX_LEFT_OUT, MAX_LEVELS
 
 INTEGER = {"type": "integer"}
 
@@ -20,7 +20,7 @@ def nested(depth):
 
 
 def make(kind, asked):
-    return compiled(Shape(kind, asked if isinstance(asked, str) else json.dumps(asked), "s"))
+    return compiled(Constraint(kind, asked if isinstance(asked, str) else json.dumps(asked), "s"))
 
 
 def refused(kind, asked):
@@ -86,11 +86,11 @@ def test_compact_and_indented_json_are_answers():
 
 
 def test_a_request_may_have_other_whitespace():
-    shape = Shape("json", json.dumps(PAIR), "p", whitespace=r"[ \t\n]{1,40}")
-    assert accepts(compiled(shape), '{"a":1,' + " " * 40 + '"b":\t2}')
-    assert shape.digest != Shape("json", shape.text, "p").digest
+    constraint = Constraint("json", json.dumps(PAIR), "p", whitespace=r"[ \t\n]{1,40}")
+    assert accepts(compiled(constraint), '{"a":1,' + " " * 40 + '"b":\t2}')
+    assert constraint.digest != Constraint("json", constraint.text, "p").digest
     with pytest.raises(Invalid) as error:
-        compiled(Shape("json", "{}", "p", whitespace="(("))
+        compiled(Constraint("json", "{}", "p", whitespace="(("))
     assert error.value.param == "structured_outputs.whitespace_pattern"
 
 
@@ -337,6 +337,6 @@ def test_a_schema_may_have_a_thousand_optional_properties():
 
 @pytest.mark.parametrize("kind", MAX_BYTES)
 def test_a_text_has_a_limit_in_bytes(kind):
-    assert Shape(kind, "é" * (MAX_BYTES[kind] // 2), "s")
+    assert Constraint(kind, "é" * (MAX_BYTES[kind] // 2), "s")
     with pytest.raises(Invalid):
-        Shape(kind, "é" * (MAX_BYTES[kind] // 2) + "x", "s")
+        Constraint(kind, "é" * (MAX_BYTES[kind] // 2) + "x", "s")

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from registry.errors import Invalid
-from server.shapes.pattern import rust_pattern
+from server.constraints.pattern import rust_pattern
 
 MAX_DEPTH = 32
 MAX_LEVELS = 500
@@ -62,7 +62,7 @@ _UNENFORCED_FORMATS = frozenset({
 })  # fmt: skip
 """The other formats that JSON Schema defines; all further ones only annotate, such as int32."""
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]|(?<![\[^-])\\(?:u00|x)[01]")
-"""Characters that no answer has: see _ESCAPES in server.shapes.grammar. An expression may write
+"""Characters that no answer has: see _ESCAPES in `grammar`. An expression may write
 them, too, but as ends of a range they are harmless.
 """
 

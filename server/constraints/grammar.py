@@ -1,4 +1,4 @@
-"""A shape in llguidance's form, compiled for its errors; on a thread, as it takes 0.3 to 150 ms."""
+"""A constraint in llguidance's form, compiled for its errors on a thread, in 0.3 to 150 ms."""
 
 import json
 import math
@@ -13,10 +13,19 @@ from pydantic_core import from_json
 
 from engine.grammar.limits import COMPILE_BUDGET_S, MAX_GRAMMAR_BYTES, parser_limits
 from registry.errors import Invalid
-from server.shapes.pattern import BESIDE_FORMAT, rust_pattern
-from server.shapes.schema import DIGITS, LISTS, MAPS, MAX_LEVELS, SINGLE, normalised, path_of, relax
-from server.shapes.schema_fault import find_fault
-from server.shapes.shape import WHITESPACE_PARAM, Shape
+from server.constraints.constraint import WHITESPACE_PARAM, Constraint
+from server.constraints.pattern import BESIDE_FORMAT, rust_pattern
+from server.constraints.schema import (
+    DIGITS,
+    LISTS,
+    MAPS,
+    MAX_LEVELS,
+    SINGLE,
+    normalised,
+    path_of,
+    relax,
+)
+from server.constraints.schema_fault import find_fault
 from server.text.json_object import JsonObject
 
 _INDENT = 4
@@ -49,30 +58,30 @@ _LARK = re.compile(
 )
 """Strings, expressions and comments, as llguidance's lexer reads them; elsewhere, the beginnings of
 rules and groups, through which llguidance recurses; and what is refused, because it is not about
-the text's shape or holds a schema that nobody checked.
+the text's constraint or holds a schema that nobody checked.
 """
 
 
-def compiled(shape: Shape) -> str:
-    """The shape in llguidance's form. Raises Invalid that names the path at fault."""
-    if shape.kind == "json":
-        schema = checked_schema(_read(shape), shape.param)
-        if shape.whitespace:
-            schema["x-guidance"]["whitespace_pattern"] = shape.whitespace
+def compiled(constraint: Constraint) -> str:
+    """The constraint in llguidance's form. Raises Invalid that names the path at fault."""
+    if constraint.kind == "json":
+        schema = checked_schema(_read(constraint), constraint.param)
+        if constraint.whitespace:
+            schema["x-guidance"]["whitespace_pattern"] = constraint.whitespace
             if flaw := flaw_of(_top_level("json_schema", schema)):
                 message = f"{WHITESPACE_PARAM}: {words_for(flaw)}."
                 raise Invalid(message, param=WHITESPACE_PARAM)
         return _top_level("json_schema", schema)
-    if shape.kind == "regex":
+    if constraint.kind == "regex":
         # llguidance would drop a backslash at the end.
-        if (len(shape.text) - len(shape.text.rstrip("\\"))) % 2:
-            raise shape.fault("it ends with a backslash")
+        if (len(constraint.text) - len(constraint.text.rstrip("\\"))) % 2:
+            raise constraint.fault("it ends with a backslash")
         # With "dws", \d, \w and \s are of ASCII, as in JavaScript; else they were of Unicode.
-        grammar = _top_level("lark_grammar", f"start: /{regex_to_lark(shape.text, 'dws')}/")
+        grammar = _top_level("lark_grammar", f"start: /{regex_to_lark(constraint.text, 'dws')}/")
     else:
-        grammar = _top_level("lark_grammar", _lark_of(shape))
+        grammar = _top_level("lark_grammar", _lark_of(constraint))
     if flaw := flaw_of(grammar):
-        raise shape.fault(words_for(flaw))
+        raise constraint.fault(words_for(flaw))
     return grammar
 
 
@@ -107,28 +116,30 @@ def enforceable_schema(
     return _with_options(schema), left_out
 
 
-def _read(shape: Shape) -> Any:
+def _read(constraint: Constraint) -> Any:
     try:
-        return from_json(shape.text, allow_inf_nan=False)
+        return from_json(constraint.text, allow_inf_nan=False)
     except ValueError:
-        raise shape.fault("it is not valid JSON") from None
+        raise constraint.fault("it is not valid JSON") from None
 
 
-def _lark_of(shape: Shape) -> str:
-    if shape.kind == "choice":
-        choices = (json.dumps(text, ensure_ascii=False) for text in json.loads(shape.text))
+def _lark_of(constraint: Constraint) -> str:
+    if constraint.kind == "choice":
+        choices = (json.dumps(text, ensure_ascii=False) for text in json.loads(constraint.text))
         return "start: CHOICE\nCHOICE: " + " | ".join(choices).replace("\x7f", "\\u007f")
     counts: Counter[str] = Counter()
-    for found in _LARK.finditer(shape.text):
+    for found in _LARK.finditer(constraint.text):
         counts[found[0]] += 1
         if door := found[1]:
             instead = "use structured_outputs.json" if door == "%json" else "leave it out"
-            raise shape.fault(f"{door} is not supported in a grammar; {instead}")
+            raise constraint.fault(f"{door} is not supported in a grammar; {instead}")
     if counts["&"] > _MAX_INTERSECTIONS:
-        raise shape.fault(f"a grammar may have the operator & {_MAX_INTERSECTIONS} times at most")
+        raise constraint.fault(
+            f"a grammar may have the operator & {_MAX_INTERSECTIONS} times at most"
+        )
     if sum(counts[sign] for sign in ":([") > MAX_LEVELS:
-        raise shape.fault(f"a grammar may have {MAX_LEVELS} rules and brackets in all at most")
-    return shape.text
+        raise constraint.fault(f"a grammar may have {MAX_LEVELS} rules and brackets in all at most")
+    return constraint.text
 
 
 def _flaw_of_schema(schema: JsonObject) -> str | None:

@@ -1,4 +1,4 @@
-"""The shape of answers as requests ask for it, by OpenAI's field and by vLLM's."""
+"""The constraint of answers as requests ask for it, by OpenAI's field and by vLLM's."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from registry.errors import Invalid
 from server.api.request_objects import RequestObject
-from server.shapes.shape import MAX_BYTES, WHITESPACE_PARAM, Shape, is_whitespace
+from server.constraints.constraint import MAX_BYTES, WHITESPACE_PARAM, Constraint, is_whitespace
 
 _Schema = Annotated[dict[str, Any], Field(max_length=MAX_BYTES["json"])]
 _SchemaText = Annotated[str, Field(max_length=MAX_BYTES["json"])]
@@ -61,8 +61,10 @@ class StructuredOutputs(RequestObject):
     whitespace_pattern: str | None = Field(None, min_length=1, max_length=64)
 
 
-def shape_of(form: ResponseFormat | None, options: StructuredOutputs | None) -> Shape | None:
-    """The one shape that a request asks for, or None. Raises Invalid."""
+def constraint_of(
+    form: ResponseFormat | None, options: StructuredOutputs | None
+) -> Constraint | None:
+    """The one constraint that a request asks for, or None. Raises Invalid."""
     asked: list[tuple[Literal["json", "regex", "choice", "lark"], Any, str]] = []
     if form is not None:
         param = "response_format.json_schema"
@@ -81,21 +83,21 @@ def shape_of(form: ResponseFormat | None, options: StructuredOutputs | None) -> 
         asked.append(("regex", options.regex, f"{param}.regex"))
         asked.append(("choice", options.choice, f"{param}.choice"))
         asked.append(("lark", options.grammar, f"{param}.grammar"))
-    shapes = [
-        Shape(kind, it if isinstance(it, str) else json.dumps(it, ensure_ascii=False), param)
+    constraints = [
+        Constraint(kind, it if isinstance(it, str) else json.dumps(it, ensure_ascii=False), param)
         for kind, it, param in asked
         if it is not None
     ]
-    if len(shapes) > 1:
-        param, other = shapes[-1].param, shapes[0].param
+    if len(constraints) > 1:
+        param, other = constraints[-1].param, constraints[0].param
         message = f"{param}: answers can have one shape only; {other} asks for another."
         raise Invalid(message, param=param)
     whitespace = options.whitespace_pattern if options else None
     if whitespace is None:
-        return shapes[0] if shapes else None
-    if not shapes or shapes[0].kind != "json" or not is_whitespace(whitespace):
+        return constraints[0] if constraints else None
+    if not constraints or constraints[0].kind != "json" or not is_whitespace(whitespace):
         message = (
             f"{WHITESPACE_PARAM}: only JSON takes it; it matches spaces, \\n, \\r and \\t only."
         )
         raise Invalid(message, param=WHITESPACE_PARAM)
-    return dataclasses.replace(shapes[0], whitespace=whitespace)
+    return dataclasses.replace(constraints[0], whitespace=whitespace)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.server.shapes.test_grammar import accepts, make, refused
+from tests.server.constraints.test_grammar import accepts, make, refused
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from math import inf
 import pytest
 
 from registry.errors import Invalid
-from server.shapes.grammar import enforceable_schema
+from server.constraints.grammar import enforceable_schema
 from tests import needs
-from tests.server.shapes.test_grammar import accepts, make
+from tests.server.constraints.test_grammar import accepts, make
 
 
 @pytest.mark.soak  # pip needs half a minute for the sources

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import Invalid
-from server.shapes import schema
-from server.shapes.schema import normalised
+from server.constraints import schema
+from server.constraints.schema import normalised
 
 UNKNOWN = [
     "not", "if", "then", "contains", "propertyNames", "uniqueItems", "nullable", "$anchor",
