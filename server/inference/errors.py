@@ -176,7 +176,7 @@ _PLACES = {
     "adapter_too_large": "model",
     "request_too_long": "prompt",
     "adapter_not_invoked": "prompt",
-    "constraint_too_slow": "shape",
+    "constraint_too_slow": "constraint",
 }
 """Places of the faults that are the request's; by the others, a tenant's stored data is damaged."""
 
