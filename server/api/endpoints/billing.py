@@ -35,7 +35,7 @@ IdempotencyKey = Annotated[
 ]
 
 
-class _Amount(BodyFields):
+class _PostedAmount(BodyFields):
     """An amount; exactly one of amount_usd and amount_nanousd is given.
 
     amount_usd: dollars in digits, such as 12.5, with nine decimals at most.
@@ -81,7 +81,7 @@ class _Posting:
     """An amount that the operator posts to a tenant's account."""
 
     tenant: str
-    body: Annotated[_Amount, json_body(_Amount)]
+    body: Annotated[_PostedAmount, json_body(_PostedAmount)]
     database: DatabaseDep
     signer: SignerDep
     idempotency_key: IdempotencyKey
@@ -150,7 +150,7 @@ async def add_correction(
     return LedgerEntry.model_validate(await database.write(write))
 
 
-def _amount_nanousd(body: _Amount) -> int:
+def _amount_nanousd(body: _PostedAmount) -> int:
     """The amount. Raises Invalid unless exactly one of the fields has it, within the limit."""
     if (body.amount_usd is None) == (body.amount_nanousd is None):
         raise Invalid("Give either amount_usd or amount_nanousd.", param="amount_usd")

@@ -81,6 +81,10 @@ def test_every_operation_says_its_key_its_answer_and_its_errors(document: dict[s
                    for answer in operation["responses"].values()), name  # fmt: skip
 
 
+def test_no_schema_is_named_after_a_file_of_the_program(document: dict[str, Any]) -> None:
+    assert [name for name in document["components"]["schemas"] if "." in name] == []
+
+
 def test_every_json_answer_has_a_model_and_an_example_that_fits_it(
     document: dict[str, Any],
 ) -> None:
