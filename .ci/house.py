@@ -20,8 +20,8 @@ from typing import Any
 import grimp
 
 ROOT = Path(__file__).parents[1]
-HOUSE = "server"
-"""The package whose rooms are measured one by one."""
+HOUSES = ("server", "engine", "registry")
+"""The packages whose rooms are measured one by one."""
 NUM_SHOWN = 5
 _KERNELS = "kernels"
 _DECLARING = {"get", "put", "post", "patch", "delete", "api_route", "command", "callback"}
@@ -89,14 +89,20 @@ def readings(root: Path) -> dict[str, Any]:
     sources = [source for package in packages for source in _read(root, package)]
     tests = list(_read(root, "tests"))
     graph = grimp.build_graph(*packages, cache_dir=None)
-    rooms = sorted(graph.find_children(HOUSE))
-    of_packages, of_rooms = _arrows(graph, packages), _arrows(graph, rooms)
+    of_packages = _arrows(graph, packages)
+    rooms = {house: sorted(graph.find_children(house)) for house in HOUSES}
+    of_rooms = {house: _arrows(graph, own) for house, own in rooms.items()}
     definitions = [definition for source in sources for definition in _definitions(source)]
     return {
         "packages in short": f"{len(packages)} packages, {len(of_packages)} arrows",
         "packages": _parts(packages, of_packages, sources),
-        "rooms in short": f"{len(rooms)} rooms of {HOUSE}, {len(of_rooms)} arrows",
-        "rooms": _parts(rooms, of_rooms, sources),
+        "rooms in short": "; ".join(
+            f"{len(own)} rooms of {house}, {len(of_rooms[house])} arrows"
+            for house, own in rooms.items()
+        ),
+        "rooms": [
+            row for house, own in rooms.items() for row in _parts(own, of_rooms[house], sources)
+        ],
         "longest files": _longest_files(sources),
         **_longest_definitions(definitions),
         **_most_parameters(definitions),
