@@ -1,4 +1,5 @@
 import importlib
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,7 +9,13 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from registry.tables import metadata
-from server.database.database import Database, DatabaseConfig, MigrationLocked, NewerSchema
+from server.database.database import (
+    MIGRATIONS,
+    Database,
+    DatabaseConfig,
+    MigrationLocked,
+    NewerSchema,
+)
 from tests.server.factories import insert_holds, make_hold, make_price
 from tests.server.next_migration import make_next_release
 
@@ -33,6 +40,15 @@ def test_the_migrations_make_exactly_the_tables_of_the_code(each_database):
     with each_database.engine.connect() as conn:
         context = MigrationContext.configure(conn, opts={"compare_type": True})
         assert compare_metadata(context, metadata) == []
+
+
+def test_a_release_has_its_tables_written_out():
+    """Tables that a released migration takes from the code would change with the code."""
+    is_released = re.search(
+        r"^## \[?\d", (SERVER.parent / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    first = (MIGRATIONS / "versions" / "0001_tables.py").read_text()
+    assert not (is_released and "create_all" in first)
 
 
 def test_the_next_release_adds_its_migration_and_keeps_the_rows(own_database, tmp_path):
