@@ -11,7 +11,7 @@ import typer
 
 from server.cli.adapter_push import push_with_progress
 from server.cli.connection import connect
-from server.cli.serve import Readiness, base_url, load, start_serving
+from server.cli.serve import base_url, is_ready, load, start_serving
 from server.cli.terminal import CommandFailed, say, show
 from server.text.json_object import JsonObject
 
@@ -53,7 +53,7 @@ def demo(
     settings = load({**flags, "data_dir": data_dir, "port": port})
     with start_serving(settings, logs=_LOGS) as (supervisor, settings):
         say(f"Starting engine and gateway; their logs are in {settings.data_dir / _LOGS}.")
-        supervisor.run(until=Readiness(base_url(settings)), may_restart=False)
+        supervisor.run(until=lambda: is_ready(settings), may_restart=False)
         # Uploads have a lot of patience, with a full disk for example; a signal must not wait.
         with suppress(Interrupted), supervisor.interruptible():
             made = _provision(settings, None if model else folder / "adapters")

@@ -7,8 +7,6 @@ import os
 import shutil
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PROBE_TIMEOUT_S = 1.0
-_PROBE_INTERVAL_S = 0.2
 _USUAL_CONFIG = "chorale.toml"
 _FLAGS = {
     "model_name": "Name of the base model for clients; by default that of its folder.",
@@ -114,7 +111,7 @@ def serve(
     started_at = time.monotonic()
     reload = functools.partial(load, flags, config)
     with start_serving(reload(), reload=reload) as (supervisor, settings):
-        supervisor.run(until=Readiness(base_url(settings)))
+        supervisor.run(until=lambda: is_ready(settings))
         if not supervisor.is_stopping:
             where, took_s = base_url(settings), time.monotonic() - started_at
             names = ", ".join(f"[bold]{one.model_id}[/bold]" for one in settings.of_models())
@@ -245,22 +242,13 @@ def base_url(settings: "Settings") -> str:
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
-class Readiness:
-    """Called again and again, says whether the gateway answers and its engine is up."""
+def is_ready(settings: "Settings") -> bool:
+    """Whether the gateway answers and its engine is up."""
+    import httpx
 
-    def __init__(self, url: str) -> None:
-        self._url = f"{url}/ready"
-        self._due_at = 0.0
+    try:
         # The proxy that the environment names must not be asked for this machine's own address.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-    def __call__(self) -> bool:
-        if time.monotonic() < self._due_at:
-            return False
-        try:
-            with self._opener.open(self._url, timeout=_PROBE_TIMEOUT_S) as answer:
-                return bool(answer.status == 200)
-        except OSError:  # nobody listens yet, or the answer is an HTTP error
-            return False
-        finally:
-            self._due_at = time.monotonic() + _PROBE_INTERVAL_S
+        answer = httpx.get(f"{base_url(settings)}/ready", timeout=_PROBE_TIMEOUT_S, trust_env=False)
+    except httpx.TransportError:
+        return False
+    return answer.is_success
