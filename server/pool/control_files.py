@@ -14,12 +14,13 @@ HOME is the folder of a base model. Each file is written whole, so that a reader
 the new one.
 """
 
-import json
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+import msgspec
 
 from engine.wire.endpoint import Endpoint
 from server.text.json_object import JsonObject
@@ -44,20 +45,13 @@ class ControlFile(Generic[Content]):
     """A control file, followed or written by one process.
 
     content: what was last read or written; at first, and where there is no file, `empty`.
-    decode: makes the content of the file's object, and raises for any other object.
+    content_type: its type, as msgspec takes it.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        empty: Content,
-        decode: Callable[[Any], Content],
-        encode: Callable[[Content], JsonObject],
-    ) -> None:
+    def __init__(self, path: Path, empty: Content, content_type: Any) -> None:
         self.path = path
         self.content = self._empty = empty
-        self._decode = decode
-        self._encode = encode
+        self._decoder: msgspec.json.Decoder[Content] = msgspec.json.Decoder(content_type)
         self._seen_at = 0
         self._has_written = False
 
@@ -73,11 +67,11 @@ class ControlFile(Generic[Content]):
         """Read the content. Raises ControlFileDamaged, OSError."""
         try:
             with self.path.open("rb") as file:
-                return self._decode(json.loads(file.read(_MAX_FILE_BYTES)))
+                return self._decoder.decode(file.read(_MAX_FILE_BYTES))
         except FileNotFoundError:
             return self._empty
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ControlFileDamaged(self.path, repr(error)) from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ControlFileDamaged(self.path, str(error)) from error
 
     def look(self) -> bool:
         """Read the content if the file has changed. Returns whether it was read.
@@ -106,7 +100,7 @@ class ControlFile(Generic[Content]):
     def write(self, content: Content) -> None:
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
         draft = self.path.with_suffix(".part")
-        draft.write_text(json.dumps(self._encode(content), indent=2) + "\n")
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
         draft.rename(self.path)
         self.content, self._seen_at, self._has_written = content, self.changed_at, True
 
@@ -134,17 +128,7 @@ class Member:
 
 def members_file(home: Path) -> ControlFile[tuple[Member, ...]]:
     """The engines of a base model."""
-
-    def decode(found: Any) -> tuple[Member, ...]:
-        members = tuple(Member(**engine) for engine in found["engines"])
-        if not all(isinstance(value, str) for each in members for value in asdict(each).values()):
-            raise ValueError("a member has a name, an address and a key")
-        if len({member.name for member in members}) < len(members):
-            raise ValueError("two members have one name")
-        return members
-
-    path = home / "pool" / "members.json"
-    return ControlFile(path, (), decode, lambda members: {"engines": list(map(asdict, members))})
+    return ControlFile(home / "pool" / "members.json", (), tuple[Member, ...])
 
 
 def wanted_file(home: Path, number: int = 1) -> ControlFile[int | None]:
@@ -187,13 +171,7 @@ class WantedEngines:
 
 
 def _wanted_file(path: Path) -> ControlFile[int | None]:
-    def decode(found: Any) -> int | None:
-        wanted: object = found.get("engines")
-        if wanted is None or (type(wanted) is int and 0 <= wanted <= MAX_ENGINES):
-            return wanted
-        raise ValueError(f"engines is {wanted!r}")
-
-    return ControlFile(path, None, decode, lambda engines: {"engines": engines})
+    return ControlFile(path, None, Annotated[int, msgspec.Meta(ge=0, le=MAX_ENGINES)] | None)
 
 
 # ---- all base models ----
@@ -236,21 +214,12 @@ class ModelChanges:
 
 def bases_file(data_dir: Path) -> ControlFile[Sequence[BaseEntry]]:
     """The base models that there are."""
-
-    def decode(found: Any) -> Sequence[BaseEntry]:
-        return tuple(BaseEntry(**entry) for entry in found["bases"])
-
-    path = data_dir / "bases.json"
-    return ControlFile(path, (), decode, lambda bases: {"bases": list(map(asdict, bases))})
+    return ControlFile(data_dir / "bases.json", (), tuple[BaseEntry, ...])
 
 
 def changes_file(data_dir: Path) -> ControlFile[ModelChanges]:
     """The changes that an operator asked for."""
-
-    def decode(found: Any) -> ModelChanges:
-        return ModelChanges(tuple(found.get("added", ())), tuple(found.get("drained", ())))
-
-    return ControlFile(data_dir / "models.json", ModelChanges(), decode, asdict)
+    return ControlFile(data_dir / "models.json", ModelChanges(), ModelChanges)
 
 
 # ---- names ----
