@@ -1,6 +1,6 @@
 """`chorale plan`: says what hardware a model, its adapters and its traffic need."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, get_args
 
@@ -262,7 +262,7 @@ def _numbers(text: str, flag: str) -> list[float]:
 def _show(told: JsonObject) -> None:
     model, hardware = told["model"], told["hardware"]
     size = told["engine"]["tensor_parallel_size"]
-    show_facts(f"{model['name']} on {size} x {hardware['name']}", list(_facts(told)))
+    show_facts(f"{model['name']} on {size} x {hardware['name']}", list(_facts(told).items()))
     if told["one_engine"]:
         show("\nOne engine under each load")
         show_table(
@@ -279,69 +279,36 @@ def _show(told: JsonObject) -> None:
     show(f"\nBreaks first: {breaks['what']}{at}: {breaks['change']}.")
 
 
-def _facts(told: JsonObject) -> Iterator[tuple[str, str]]:
+def _facts(told: JsonObject) -> dict[str, str]:
     model, memory, hardware = told["model"], told["memory"], told["hardware"]
-    yield (
-        "weights",
-        (
-            f"{model['parameters'] / 1e9:.2f} B parameters, {_gb(model['weight_bytes'])} as "
-            f"{model['quantization']}"
-        ),
-    )
-    yield (
-        "KV of a token",
-        (
-            f"{_kib(model['kv_bytes_per_token'])}: {model['layers']} layers x {model['kv_heads']} "
-            f"KV heads x {model['head_dim']} x 2 x {model['kv_itemsize']} bytes"
-        ),
-    )
-    if model["kv_heads"] != model["heads"]:
-        yield (
-            "the same without GQA",
-            (
-                f"{_kib(model['kv_bytes_per_token_without_gqa'])}: all {model['heads']} heads, "
-                "without grouped-query attention"
-            ),
-        )
-    if memory["adapter_slabs"]:
-        yield (
-            "an adapter",
-            (
-                f"{memory['adapter_bytes'] / 1e6:.1f} MB at rank {max(told['traffic']['ranks'])}; "
-                f"the arena holds {memory['adapters_that_fit']:,} if nobody asks"
-            ),
-        )
     of_each = " of each device" if memory["ranks"] > 1 else ""
-    yield (
-        "memory",
-        (
-            f"{_gb(memory['device_bytes'])}{of_each}: {_gb(memory['weight_bytes'])} weights, "
-            f"{_gb(memory['step_bytes'])} steps, {_gb(memory['arena_bytes'])} arena "
-            f"({memory['kv_tokens']:,} tokens)"
-        ),
-    )
-    yield (
-        f"KV of {memory['requests']} requests",
-        (
-            f"{_gb(memory['requests_kv_bytes'])}{of_each} at {memory['longest_tokens']:,} tokens; "
-            f"{_gb(memory['left_bytes'])} of the memory left beside weights and this"
-        ),
-    )
-    yield (
-        "most at once",
-        (
-            f"{memory['most_requests']:,} requests of {memory['longest_tokens']:,} tokens "
-            f"({memory['most_requests_in_arena']:,} by memory alone)"
-        ),
-    )
-    yield "engines", _engines(told["engine"])
-    yield (
-        "rates",
-        (
-            f"{hardware['bytes_per_s'] / 1e9:,.0f} GB/s, "
-            f"{hardware['flops_per_s'] / 1e12:,.2f} TFLOP/s" + _basis(hardware)
-        ),
-    )
+    facts = {
+        "weights": f"{model['parameters'] / 1e9:.2f} B parameters, {_gb(model['weight_bytes'])} as "
+        f"{model['quantization']}",
+        "KV of a token": f"{_kib(model['kv_bytes_per_token'])}: {model['layers']} layers x "
+        f"{model['kv_heads']} KV heads x {model['head_dim']} x 2 x {model['kv_itemsize']} bytes",
+        "the same without GQA": f"{_kib(model['kv_bytes_per_token_without_gqa'])}: all "
+        f"{model['heads']} heads, without grouped-query attention",
+        "an adapter": f"{memory['adapter_bytes'] / 1e6:.1f} MB at rank "
+        f"{max(told['traffic']['ranks'], default=0)}; the arena holds "
+        f"{memory['adapters_that_fit']:,} if nobody asks",
+        "memory": f"{_gb(memory['device_bytes'])}{of_each}: {_gb(memory['weight_bytes'])} weights, "
+        f"{_gb(memory['step_bytes'])} steps, {_gb(memory['arena_bytes'])} arena "
+        f"({memory['kv_tokens']:,} tokens)",
+        f"KV of {memory['requests']} requests": f"{_gb(memory['requests_kv_bytes'])}{of_each} at "
+        f"{memory['longest_tokens']:,} tokens; {_gb(memory['left_bytes'])} of the memory left "
+        "beside weights and this",
+        "most at once": f"{memory['most_requests']:,} requests of {memory['longest_tokens']:,} "
+        f"tokens ({memory['most_requests_in_arena']:,} by memory alone)",
+        "engines": _engines(told["engine"]),
+        "rates": f"{hardware['bytes_per_s'] / 1e9:,.0f} GB/s, "
+        f"{hardware['flops_per_s'] / 1e12:,.2f} TFLOP/s{_basis(hardware)}",
+    }
+    if model["kv_heads"] == model["heads"]:
+        del facts["the same without GQA"]
+    if not memory["adapter_slabs"]:
+        del facts["an adapter"]
+    return facts
 
 
 def _engines(fleet: JsonObject) -> str:
