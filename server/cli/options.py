@@ -15,6 +15,12 @@ TokensPerMinute = Annotated[
 MaxConcurrency = Annotated[
     int | None, typer.Option(help="Requests under way at once; no limit by default.")
 ]
+Start = Annotated[
+    str | None, typer.Option(help="ISO date or Unix seconds; by default the first of this month.")
+]
+End = Annotated[
+    str | None, typer.Option(help="ISO date or Unix seconds, itself not included; by default now.")
+]
 
 
 def set_options(command: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from server.cli.options import End, Start
 from server.cli.terminal import CommandFailed, show_table
 from server.text.json_object import JsonObject
 
@@ -18,14 +19,8 @@ _GbHour = Annotated[int | None, typer.Option(help="Price in nano-dollars for a G
 
 def simulate(
     client: Any,
-    start: Annotated[
-        str | None,
-        typer.Option(help="ISO date or Unix seconds; by default the first of this month."),
-    ] = None,
-    end: Annotated[
-        str | None,
-        typer.Option(help="ISO date or Unix seconds, itself not included; by default now."),
-    ] = None,
+    start: Start = None,
+    end: End = None,
     tenant: Annotated[
         str | None, typer.Option(help="Id or name of a tenant; by default all tenants.")
     ] = None,

@@ -10,6 +10,7 @@ import typer
 
 from server.billing.rating import format_usd
 from server.cli.api_command import api_command
+from server.cli.options import End, Start
 from server.cli.terminal import CommandFailed, say, show_json, show_table
 from server.text.json_object import JsonObject
 
@@ -18,12 +19,6 @@ app = typer.Typer(no_args_is_help=True, help="What was used, and what it cost.")
 
 Dimension = StrEnum("Dimension", ["tenant", "model", "key", "adapter_digest", "kind", "day"])
 ExportFormat = Literal["csv", "jsonl", "parquet", "focus", "cloudevents"]
-Start = Annotated[
-    str | None, typer.Option(help="ISO date or Unix seconds; by default the first of this month.")
-]
-End = Annotated[
-    str | None, typer.Option(help="ISO date or Unix seconds, itself not included; by default now.")
-]
 AllTenants = Annotated[
     bool, typer.Option("--all-tenants", help="Usage of all tenants, with the admin key.")
 ]

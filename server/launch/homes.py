@@ -14,6 +14,7 @@ from pathlib import Path
 
 from server.launch.errors import ServeError
 from server.launch.local_pool import engine_name
+from server.pool.control_files import numbered
 
 MAX_SOCKET_PATH = 100
 """Most bytes in the path of a Unix socket; Linux has room for 107."""
@@ -58,11 +59,8 @@ def home_of(data_dir: Path, name: str, base_revision: str, taken: Container[Path
     """
     reduced = re.sub(r"[^a-z0-9]+", "-", name.lower())[:_SLUG_CHARS].strip("-") or "model"
     slug = f"{reduced}-{base_revision[:8]}"
-    for number in itertools.count(1):
-        home = _home(data_dir, slug if number == 1 else f"{slug}-{number}")
-        if home.folder not in taken:
-            return home
-    raise AssertionError("unreachable")
+    homes = (_home(data_dir, numbered(slug, number)) for number in itertools.count(1))
+    return next(home for home in homes if home.folder not in taken)
 
 
 def all_homes(data_dir: Path) -> list[Home]:

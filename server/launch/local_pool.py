@@ -14,7 +14,7 @@ from pathlib import Path
 from engine.leaving import is_settled
 from engine.wire.endpoint import Endpoint
 from server.launch.supervisor import ChildSpec
-from server.pool.control_files import Member, WantedEngines, members_file
+from server.pool.control_files import Member, WantedEngines, members_file, numbered
 
 _FOLDER = re.compile(r"engine-([2-9]|[1-9][0-9]+)")
 
@@ -38,7 +38,7 @@ def unsettled_engines(home: Path) -> list[int]:
 
 def engine_name(number: int) -> str:
     """Name of engine number 1, 2 and so on, which its folder and its configuration have as well."""
-    return "engine" if number == 1 else f"engine-{number}"
+    return numbered("engine", number)
 
 
 def _number(folder: Path) -> int:
