@@ -179,8 +179,8 @@ def start_serving(
     from server.launch.errors import ServeError
     from server.launch.log_files import LogFiles
     from server.launch.prepare import prepare, resolve_settings
-    from server.launch.secrets import SecretError, load_admin_key
-    from server.launch.supervisor import ChildCannotStart, DataDirInUse, Supervisor, lock_data_dir
+    from server.launch.secrets import load_admin_key
+    from server.launch.supervisor import Supervisor, lock_data_dir
 
     given = settings
     try:
@@ -200,7 +200,7 @@ def start_serving(
             replace = bases.replace_gateways
             with Supervisor(bases, logs=files, reload=again, replace=replace) as supervisor:
                 yield supervisor, settings
-    except (ServeError, ChildCannotStart, DataDirInUse, SecretError) as error:
+    except ServeError as error:
         raise CommandFailed(str(error)) from error
 
 

@@ -22,13 +22,9 @@ from server.launch.engine_template import EngineTemplate, Kind
 from server.launch.errors import ServeError
 from server.launch.homes import MAX_SOCKET_PATH
 from server.launch.model_folder import find_model
-from server.launch.supervisor import ChildCannotStart, ChildSpec, Supervisor
+from server.launch.supervisor import ChildSpec, Supervisor
 
 logger = logging.getLogger(__name__)
-
-
-class NodeNotReady(Exception):
-    """The node lacks something; str() tells the operator what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,7 @@ def main() -> None:
         children = prepare(node, template)
         with Supervisor(children) as supervisor:
             supervisor.run(until=lambda: node.kind == "retired" and is_settled(node.folder))
-    except (NodeNotReady, ServeError, ChildCannotStart, OSError) as error:
+    except (ServeError, OSError) as error:
         logger.error("%s", error)
         (node.local / "problem").write_text(f"{node.folder.name} on {node.ip}: {error}")
         sys.exit(os.EX_CONFIG)
@@ -74,7 +70,7 @@ def main() -> None:
 def prepare(node: Node, template: EngineTemplate) -> list[ChildSpec]:
     """Write the engine's configuration. Returns the processes in the order of their start.
 
-    Raises NodeNotReady, ServeError.
+    Raises ServeError.
     """
     _check_local(node.local)
     config = template.config | {
@@ -108,28 +104,28 @@ def prepare(node: Node, template: EngineTemplate) -> list[ChildSpec]:
 def _check_local(local: Path) -> None:
     """Check that `local` is this user's: it lies in a folder that everybody may write to.
 
-    Raises NodeNotReady, OSError.
+    Raises ServeError, OSError.
     """
     if len(os.fsencode(local / "fetch.sock")) > MAX_SOCKET_PATH:
-        raise NodeNotReady(f"the path {local} is too long for a socket in it; set a shorter TMPDIR")
+        raise ServeError(f"the path {local} is too long for a socket in it; set a shorter TMPDIR")
     for folder in (local, local.parent):
         found = folder.lstat()
         if found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise NodeNotReady(f"{folder} is not this user's alone; remove it, or set TMPDIR")
+            raise ServeError(f"{folder} is not this user's alone; remove it, or set TMPDIR")
     probe = tempfile.NamedTemporaryFile(dir=local)  # noqa: SIM115
     probe.close()
 
 
 def _check_model(node: Node, template: EngineTemplate) -> Path:
-    """The model's folder on this node. Raises NodeNotReady, ServeError."""
+    """The model's folder on this node. Raises ServeError."""
     path = find_model(template.model)
     try:
         base = BaseModel.load(path, template.model_id, node.local.parent / "models")
     except UnsupportedBaseModel as error:
-        raise NodeNotReady(str(error)) from error
+        raise ServeError(str(error)) from error
     revision: str = template.config["base_revision"]
     if base.base_revision != revision:
-        raise NodeNotReady(
+        raise ServeError(
             f"the model in {path} is another here ({base.base_revision[:16]}) than at the gateway "
             f"({template.config['base_revision'][:16]}); put the same files there"
         )
@@ -139,7 +135,7 @@ def _check_model(node: Node, template: EngineTemplate) -> Path:
 def _check_storage(url: str, node: Node) -> None:
     parsed = urlparse(url)
     if parsed.scheme == "file" and not Path(unquote(parsed.path)).is_dir():
-        raise NodeNotReady(
+        raise ServeError(
             f"the object store {url} is no folder on this node; share it, or use one on S3"
         )
 

@@ -65,10 +65,12 @@ def base_revision_of(path: Path) -> str | None:
 
 
 def write_private(path: Path, content: JsonObject | bytes) -> None:
-    """Write bytes, or JSON, that may hold keys and passwords, with mode 0600."""
+    """Write and sync bytes, or JSON, that may hold keys and passwords, with mode 0600."""
     written = content if isinstance(content, bytes) else json.dumps(content, indent=2).encode()
     # Each writer has a draft of its own, since several gateways may write at once.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(written)
+        file.flush()
+        os.fsync(file.fileno())
     draft.rename(path)

@@ -1,7 +1,10 @@
 """Reasons why `chorale serve` does not start.
 
 ServeError
-└── AddressInUse          another process listens on the address
+├── AddressInUse          another process listens on the address
+├── ChildCannotStart      a process ended and must not be started again (`supervisor`)
+└── SecretError           a secret cannot be used (`secrets`)
+    └── SecretMissing     the operator must give the secret
 """
 
 

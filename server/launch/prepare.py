@@ -43,7 +43,7 @@ def prepare(settings: Settings, *, engine_module: str = "engine") -> SupervisedB
     """Write the files that the processes read at start. Returns what the supervisor runs.
 
     settings: as `resolve_settings` returns them.   engine_module: tests replace it.
-    Raises ServeError, SecretError, ExtraMissing.
+    Raises ServeError, ExtraMissing.
     """
     _check_extras(settings)
     data_dir = settings.data_dir

@@ -3,9 +3,6 @@
 The operator gives them in the environment, or in files of `D/secrets` (D: the data directory). A
 secret that several gateways share is never made by one of them: another gateway would make its own
 and refuse the keys of the first.
-
-SecretError
-└── SecretMissing    the operator must give the secret
 """
 
 import os
@@ -15,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from server.accounts.admin_key import AdminKey
+from server.launch.children import write_private
+from server.launch.errors import ServeError
 
 _HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 
-class SecretError(Exception):
+class SecretError(ServeError):
     """A secret that cannot be used; str() names the place, and never the secret."""
 
 
@@ -78,7 +77,7 @@ def load_or_create_secret(path: Path) -> str:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        _write(draft, _random_secret())
+        write_private(draft, _random_secret())
         # A link fails where a rename would replace: of two processes that start at once, the second
         # must not overwrite the secret of the first.
         os.link(draft, path)
@@ -100,12 +99,9 @@ def load_admin_key(data_dir: Path) -> AdminKey:
 
 def replace_secret(path: Path) -> str:
     """Replace the secret in `path` by a new one, atomically and with mode 0600."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     secret = _random_secret()
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    _write(draft, secret)
-    draft.rename(path)
-    return secret
+    write_private(path, secret)
+    return secret.decode().strip()
 
 
 def _load(path: Path) -> str:
@@ -115,13 +111,6 @@ def _load(path: Path) -> str:
     return secret
 
 
-def _write(path: Path, secret: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(secret + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _random_secret() -> str:
-    return secrets.token_hex(32)
+def _random_secret() -> bytes:
+    """A line with 32 random bytes in hex."""
+    return f"{secrets.token_hex(32)}\n".encode()

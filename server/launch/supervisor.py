@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from server.launch.errors import ServeError
 from server.launch.log_files import LogFiles
 from server.launch.watchdog import Watchdog
 
@@ -39,22 +40,10 @@ _SHOWN_LINES = 10
 """Lines of a log that are shown to say why a child could not start."""
 
 
-class DataDirInUse(Exception):
-    """Another supervisor runs on this data directory."""
-
-    def __init__(self, data_dir: Path, holder: str) -> None:
-        self.data_dir = data_dir
-        super().__init__(
-            f"{data_dir} is in use by another `chorale serve` ({holder}); "
-            "stop it, or choose another --data-dir."
-        )
-
-
-class ChildCannotStart(Exception):
+class ChildCannotStart(ServeError):
     """A child ended and must not be started again.   log: the file that has its output."""
 
     def __init__(self, name: str, how: str, log: Path | None) -> None:
-        self.name = name
         super().__init__(f"The {name} {how}; {_last_words(log)}")
 
 
@@ -400,13 +389,17 @@ def die_with_parent(parent_pid: int) -> Callable[[], None] | None:
 
 @contextmanager
 def lock_data_dir(data_dir: Path) -> Iterator[None]:
-    """Hold the lock that allows a data directory one supervisor. Raises DataDirInUse."""
+    """Hold the lock that allows a data directory one supervisor. Raises ServeError."""
     with (data_dir / "supervisor.lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise DataDirInUse(data_dir, file.read().strip() or "unknown") from None
+            holder = file.read().strip() or "unknown"
+            raise ServeError(
+                f"{data_dir} is in use by another `chorale serve` ({holder}); "
+                "stop it, or choose another --data-dir."
+            ) from None
         file.truncate(0)
         file.write(f"process {os.getpid()}\n")
         file.flush()

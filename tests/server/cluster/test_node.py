@@ -14,7 +14,7 @@ from engine.leaving import mark_settled
 from engine.wire.encoding import read_vocabulary
 from engine.wire.tcp import TcpListener
 from registry.extras import ExtraMissing
-from server.cluster.node import Node, NodeNotReady, prepare
+from server.cluster.node import Node, prepare
 from server.cluster.pool import Pool
 from server.launch.engine_template import EngineTemplate
 from server.launch.errors import ServeError
@@ -142,19 +142,19 @@ def test_a_node_without_the_model_says_so(node, model):
 def test_a_node_with_another_model_in_its_place_says_so(node, model):
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "rope_theta": 1.5}))
-    with pytest.raises(NodeNotReady, match="put the same files there"):
+    with pytest.raises(ServeError, match="put the same files there"):
         prepare(node, template_of(node))
 
 
 def test_a_node_that_does_not_see_the_object_store_says_so(settings, node):
     shutil.rmtree(settings.data_dir / "objects")
-    with pytest.raises(NodeNotReady, match="share it, or use one on S3"):
+    with pytest.raises(ServeError, match="share it, or use one on S3"):
         prepare(node, template_of(node))
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(node):
     node.local.parent.chmod(0o777)
-    with pytest.raises(NodeNotReady, match="not this user's alone"):
+    with pytest.raises(ServeError, match="not this user's alone"):
         prepare(node, template_of(node))
 
 

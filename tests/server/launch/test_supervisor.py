@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from registry.storage.free_space import FreeSpace
+from server.launch.errors import ServeError
 from server.launch.log_files import LogFiles
 from server.launch.supervisor import (
     Backoff,
     ChildCannotStart,
     ChildSpec,
-    DataDirInUse,
     Interrupted,
     Supervisor,
     SupervisorConfig,
@@ -510,7 +510,7 @@ with Supervisor(specs) as supervisor:
 def test_a_data_directory_has_one_supervisor(tmp_path):
     with (
         lock_data_dir(tmp_path),
-        pytest.raises(DataDirInUse, match=f"process {os.getpid()}"),
+        pytest.raises(ServeError, match=f"process {os.getpid()}"),
         lock_data_dir(tmp_path),
     ):
         pass
