@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from lora.layout import Layout
 from server.capacity.hardware import BYTES_SHARE, FLOPS_SHARE, Hardware
 from server.capacity.sizes import ModelSizes, Quantization
@@ -41,17 +43,6 @@ class Rate:
     flops_per_s: tuple[tuple[int, float], ...] = ()
     call_s: float = 0.0
     row_s: float = 0.0
-
-    @classmethod
-    def parse(cls, measured: Mapping[str, Any]) -> "Rate":
-        """Read what engine.cpu.rates prints."""
-        rates = tuple((int(rows), float(rate)) for rows, rate in measured.get("flops_per_s", ()))
-        return cls(
-            measured.get("bytes_per_s", math.inf),
-            rates,
-            measured.get("call_s", 0.0),
-            measured.get("row_s", 0.0),
-        )
 
     def seconds(self, num_bytes: float, flops: float, rows: float = 1.0) -> float:
         """Time of a part with so many bytes and FLOPs, of products with so many rows."""
@@ -96,8 +87,7 @@ _MEASURED_STEP_S, _MEASURED_ROW_S = 0.0001, 0.00002
 
 def measured_speed(rates: Mapping[str, Mapping[str, Any]]) -> Speed:
     """Rates of this machine.   rates: of one quantization, as engine.cpu.rates prints them."""
-    parsed = {name: Rate.parse(rate) for name, rate in rates.items()}
-    return Speed(parsed, _MEASURED_STEP_S, _MEASURED_ROW_S)
+    return Speed(msgspec.convert(rates, dict[str, Rate]), _MEASURED_STEP_S, _MEASURED_ROW_S)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from json import loads
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from rich.markup import escape
@@ -139,7 +139,7 @@ def import_all(
 ) -> None:
     """Push every adapter in a folder, each under the name of its own folder; resumable."""
     _check_alias(alias)
-    rows = _push_all(client, _adapters_in(folder), alias, direct)
+    rows = _push_all(client, _adapters_in(folder), alias=alias, direct=direct)
     if json:
         show_json(rows)
     else:
@@ -163,16 +163,12 @@ def _template(given: str | None) -> str | JsonObject | None:
 
 
 def push_with_progress(
-    client: "Client",
-    adapter: "AdapterFolder",
-    name: str,
-    *,
-    alias: str | None = None,
-    response_template: str | JsonObject | None = None,
-    base_model: str | None = None,
-    direct: bool = False,
+    client: "Client", adapter: "AdapterFolder", name: str, **options: Any
 ) -> "Pushed":
-    """Upload an adapter with a progress bar on stderr. Raises ClientError."""
+    """Upload an adapter with a progress bar on stderr. Raises ClientError.
+
+    options: of `Uploader.push`.
+    """
     from server.cli.upload_bar import UploadBar
     from server.client.files import size_bytes_of
     from server.client.uploads import Uploader
@@ -181,21 +177,10 @@ def push_with_progress(
     memory = _memory(client.base_url, adapter.folder, name)
     with adapter.as_sent() as folder, UploadBar(size_bytes := size_bytes_of(folder)) as bar:
         bar.begin(name, size_bytes)
-        return Uploader(client).push(
-            name,
-            folder,
-            alias=alias,
-            response_template=response_template,
-            base_model=base_model,
-            direct=direct,
-            memory=memory,
-            watcher=bar,
-        )
+        return Uploader(client).push(name, folder, memory=memory, watcher=bar, **options)
 
 
-def _push_all(
-    client: "Client", imports: list[_Import], alias: str | None, direct: bool
-) -> list[JsonObject]:
+def _push_all(client: "Client", imports: list[_Import], **options: Any) -> list[JsonObject]:
     """Push the adapters in order. Returns a row for each that says what became of it.
 
     After a failure that every adapter would meet, the others are not tried.
@@ -216,9 +201,7 @@ def _push_all(
             memory = _memory(client.base_url, adapter.folder, name)
             try:
                 with adapter.as_sent() as folder:
-                    pushed = uploader.push(
-                        name, folder, alias=alias, direct=direct, memory=memory, watcher=bar
-                    )
+                    pushed = uploader.push(name, folder, memory=memory, watcher=bar, **options)
             except ClientError as error:
                 row |= {"outcome": str(error), "code": getattr(error, "code", None)}
                 if error.is_common:
