@@ -72,27 +72,18 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One engine under a load.   broken: "ttft", "tpot", or "" if it keeps the objective."""
-
-    load: Load
-    replayed: Replayed
-    broken: str
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """The answer to a wish.   tried: fleets by number of ranks.
 
-    costs: a fleet of each quantization, on as few devices as keep the objective.   answers: one
-    engine of the chosen fleet under each load.
+    costs: a fleet of each quantization, on as few devices as keep the objective.   replayed: one
+    engine of the chosen fleet under each load, or none if it does not fit.
     """
 
     wish: Wish
     fleet: Fleet
     tried: Sequence[Fleet]
     costs: Sequence[Fleet]
-    answers: Sequence[Answer]
+    replayed: Sequence[Replayed]
     verdict: Verdict
 
 
@@ -104,11 +95,9 @@ def make_plan(wish: Wish) -> Plan:
         fleet if name == wish.quantization else _first_able(wish, name)
         for name in dict.fromkeys((wish.quantization, *_COSTED))
     ]
-    answers = (
-        [_answer(wish, fleet.engine, load) for load in wish.loads] if fleet.engine.fits else []
-    )
+    replayed = [fleet.engine.replay(load) for load in wish.loads if fleet.engine.fits]
     verdict = judge(fleet.engine, wish.objective, fleet.capacity, wish.loads[-1])
-    return Plan(wish, fleet, tried, costs, answers, verdict)
+    return Plan(wish, fleet, tried, costs, replayed, verdict)
 
 
 def _fleet(wish: Wish, engine: EnginePlan) -> Fleet:
@@ -143,8 +132,3 @@ def _best(fleets: Sequence[Fleet]) -> Fleet:
     if able:
         return min(able, key=lambda f: ((f.num_engines or 1) * f.usd_per_hour, f.engine.num_shards))
     return next((fleet for fleet in fleets if fleet.engine.fits), fleets[-1])
-
-
-def _answer(wish: Wish, engine: EnginePlan, load: Load) -> Answer:
-    replayed = engine.replay(load)
-    return Answer(load, replayed, wish.objective.broken_by(replayed))

@@ -5,7 +5,7 @@ from typing import Any
 
 from server.capacity.engine_plan import EnginePlan, Load
 from server.capacity.hardware import BYTES_SHARE, FLOPS_SHARE
-from server.capacity.plan import Answer, Fleet, Plan
+from server.capacity.plan import Fleet, Plan
 from server.capacity.replay import Replayed
 from server.text.json_object import JsonObject
 
@@ -27,7 +27,7 @@ def describe(plan: Plan) -> JsonObject:
             },
         },
         "memory": _memory(engine, wish.loads[-1]),
-        "one_engine": [_answer(answer) for answer in plan.answers],
+        "one_engine": _answers(plan),
         "engine": _fleet(plan.fleet),
         "tensor_parallel": [_fleet(fleet) for fleet in plan.tried],
         "costs": {"utilization": wish.utilization,
@@ -114,8 +114,12 @@ def _fleet(fleet: Fleet) -> JsonObject:
     }
 
 
-def _answer(answer: Answer) -> JsonObject:
-    return {**(_load(answer.load) or {}), **_replayed(answer.replayed), "breaks": answer.broken}
+def _answers(plan: Plan) -> list[JsonObject]:
+    broken_by = plan.wish.objective.broken_by
+    return [
+        {**(_load(load) or {}), **_replayed(replayed), "breaks": broken_by(replayed)}
+        for load, replayed in zip(plan.wish.loads, plan.replayed, strict=False)
+    ]
 
 
 def _replayed(replayed: Replayed) -> JsonObject:
