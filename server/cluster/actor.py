@@ -4,7 +4,6 @@ The process (`server.cluster.node`) keeps fetcher and engine running, so that an
 back at once and without Ray. No method here waits: the coordinator calls again and again.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -82,17 +81,10 @@ class EngineActor:
             (self._local / name).unlink(missing_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         (self._folder / ADDRESS_FILE).unlink(missing_ok=True)
-        config = {
-            "pool_dir": self._pool.pool_dir,
-            "folder": str(self._folder),
-            "local": str(self._local),
-            "kind": self._kind,
-            "ip": ray.util.get_node_ip_address(),
-        }
-        path = self._local / "node.json"
-        path.write_text(json.dumps(config))
+        folders = (self._pool.pool_dir, str(self._folder), str(self._local))
+        node = (*folders, self._kind, ray.util.get_node_ip_address())
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "server.cluster.node", str(path)],
+            (sys.executable, "-m", "server.cluster.node", *node),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=die_with_parent(os.getpid()),

@@ -1,10 +1,11 @@
-"""`python -m server.cluster.node NODE.json`: runs an engine and its fetcher on a cluster's node.
+"""`python -m server.cluster.node PARTS`: runs an engine and its fetcher on a cluster's node.
+
+The parts are the fields of `Node`, in order.
 
 The node is checked first: it must have the same model at the same place, and reach the object
-store. What is missing is written beside NODE.json, for the placer's log.
+store. What is missing is written to LOCAL, for the placer's log.
 """
 
-import json
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 from urllib.parse import unquote, urlparse
 
 from engine.leaving import is_settled
@@ -29,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The configuration of an engine's node, as the actor writes it to NODE.json.
+    """An engine's node, as the actor's command names it.
 
     pool_dir: shared by all nodes; `folder`, the engine's, lies in it.   local: this node's own
     folder.   ip: address at which gateways reach this node.
@@ -41,18 +43,11 @@ class Node:
     kind: Kind
     ip: str
 
-    @classmethod
-    def read(cls, path: Path) -> "Node":
-        said = json.loads(path.read_text())
-        return cls(
-            Path(said["pool_dir"]), Path(said["folder"]), Path(said["local"]),
-            said["kind"], said["ip"],
-        )  # fmt: skip
-
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Ray's workers ignore it, and this inherits that
-    node = Node.read(Path(sys.argv[1]))
+    pool_dir, folder, local, kind, ip = sys.argv[1:]
+    node = Node(Path(pool_dir), Path(folder), Path(local), cast("Kind", kind), ip)
     log_lines.begin("node", engine=node.folder.name)
     try:
         template = EngineTemplate.read(node.pool_dir)

@@ -94,7 +94,7 @@ class Placer:
         if refusal:
             raise PoolRefused(refusal)
         # The template is written only now, since a gateway of another pool must not change it.
-        self._config.engine_template.publish(Path(self._config.pool_dir))
+        self._config.template.publish(Path(self._config.pool_dir))
         return coordinator
 
     def _tell(self, addresses: dict[str, str]) -> None:

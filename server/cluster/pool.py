@@ -52,8 +52,8 @@ class Pool:
         return cls(
             pool_id=config.pool_id,
             pool_dir=config.pool_dir,
-            base_revision=config.engine_template.config["base_revision"],
-            template_id=config.engine_template.template_id,
+            base_revision=config.template.config["base_revision"],
+            template_id=config.template.template_id,
             num_cpus=1 if on_gpus else config.num_cpus,
             num_gpus=config.num_gpus if on_gpus else 0,
         )

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from server.launch.children import write_private
 from server.text.json_object import JsonObject
 
@@ -55,4 +57,4 @@ class EngineTemplate:
     @classmethod
     def read(cls, pool_dir: Path) -> "EngineTemplate":
         """Read the template that `publish` wrote. Raises OSError."""
-        return cls(**json.loads(cls.path(pool_dir).read_text()))
+        return msgspec.json.decode(cls.path(pool_dir).read_bytes(), type=cls)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import msgspec
+
 from server.launch.children import GATEWAY_ONLY, environment, write_private
 from server.launch.engine_template import Kind
 from server.launch.homes import Home
@@ -98,7 +100,7 @@ class RayCluster:
         """
         try:
             config = PlacerConfig.read(config_path(home))
-        except (OSError, ValueError, TypeError):
+        except (OSError, msgspec.DecodeError):
             return None
         pool_dir = Path(config.pool_dir)
         if not unsettled_engines(pool_dir):

@@ -1,9 +1,10 @@
 """The configuration that `chorale serve --ray` hands to the placer; this module needs no Ray."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from server.launch.engine_template import EngineTemplate, Kind
 from server.launch.homes import Home
@@ -36,7 +37,7 @@ class PlacerConfig:
     device: str
     num_cpus: int
     num_gpus: int
-    template: JsonObject = field(repr=False)
+    template: EngineTemplate = field(repr=False)
     prefix: str = ""
     address_file: str = ""
 
@@ -78,16 +79,13 @@ class PlacerConfig:
             device=settings.device,
             num_cpus=settings.threads * settings.tensor_parallel_size,
             num_gpus=settings.tensor_parallel_size,
-            template=asdict(template),
+            template=template,
         )
 
     @classmethod
     def read(cls, path: Path) -> "PlacerConfig":
-        return cls(**json.loads(path.read_text()))
-
-    @property
-    def engine_template(self) -> EngineTemplate:
-        return EngineTemplate(**self.template)
+        """Read what was written as JSON. Raises OSError, msgspec.DecodeError."""
+        return msgspec.json.decode(path.read_bytes(), type=cls)
 
 
 def address_file(data_dir: Path) -> Path:

@@ -66,7 +66,7 @@ def config(settings, monkeypatch):
 @pytest.fixture
 def node(settings, config, tmp_path):
     """A node on which the placer has published the engine template."""
-    config.engine_template.publish(settings.data_dir)
+    config.template.publish(settings.data_dir)
     local = tmp_path / "chorale-1" / "engine-2"
     for folder in (local.parent, local, settings.data_dir / "engine-2"):
         folder.mkdir(mode=0o700)
@@ -253,9 +253,6 @@ def test_without_its_package_a_cluster_is_refused_by_name(settings, monkeypatch)
 
 
 def test_engines_that_are_started_otherwise_are_others(config):
-    template = config.engine_template
-    assert PlacerConfig(**dataclasses.asdict(config)).engine_template.template_id == (
-        template.template_id
-    )
+    template = config.template
     for change in ({"stop_timeout_s": 9}, {"config": template.config | {"max_num_seqs": 3}}):
         assert dataclasses.replace(template, **change).template_id != template.template_id
