@@ -1,5 +1,7 @@
 """Functions that a model calls on a GPU: every kernel, under its name in `kernels.reference`."""
 
+# ruff: noqa: F401
+
 from kernels.gpu.activation import gelu_mul, silu_mul
 from kernels.gpu.decode_attention import decode_attention
 from kernels.gpu.embedding import embed
@@ -12,25 +14,3 @@ from kernels.gpu.quantized import multiply_quantized
 from kernels.gpu.rope import rope_store_kv
 from kernels.gpu.sampling import adjust_logits, sample
 from kernels.gpu.slabs import copy_slabs
-
-__all__ = [
-    "add_rms_norm",
-    "adjust_logits",
-    "copy_slabs",
-    "decode_attention",
-    "embed",
-    "expand",
-    "gelu_mul",
-    "multiply_experts",
-    "multiply_quantized",
-    "prefill_attention",
-    "prefill_queries",
-    "quantize_fp8",
-    "rms_norm",
-    "rope_store_kv",
-    "route",
-    "sample",
-    "shrink",
-    "silu_mul",
-    "sum_experts",
-]

@@ -243,7 +243,7 @@ MEANT = [
 
 
 def test_every_kernel_that_has_a_meaning_is_there_and_is_called_as_its_meaning_is():
-    assert sorted(ops.__all__) == sorted(MEANT)
+    assert {name for name in vars(ops) if not name.startswith("_")} == set(MEANT)
     for name in MEANT:
         ours, meant = (inspect.signature(getattr(module, name)) for module in (ops, reference))
         assert ours == meant, name
