@@ -178,12 +178,7 @@ class EngineCore:
             case ForgetDrafts():
                 self.scheduler.forget_drafts(message.tenant_id, message.adapter_digest)
             case ReadJournal():
-                records = JournalRecords(
-                    engine_id=self.journal.engine_id, last_seq=0, complete=False
-                )
-                if message.engine_id == self.journal.engine_id:
-                    records = self.journal.read(message.settled_seq, message.limit)
-                return [(gateway_id, records)]
+                return [(gateway_id, self.journal.answer(message))]
             case TenantService():
                 if message.engine_id != self.journal.engine_id:
                     self.scheduler.policy.note_elsewhere(message)

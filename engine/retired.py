@@ -57,11 +57,9 @@ class RetiredCore(Core):
     def handle(self, gateway_id: str, message: FromGateway) -> list[tuple[str, JournalRecords]]:
         if not isinstance(message, ReadJournal):
             return []
-        if message.engine_id != (engine_id := self.journal.engine_id):
-            answer = JournalRecords(engine_id=engine_id, last_seq=0, complete=False)
-            return [(gateway_id, answer)]
-        answer = self.journal.read(message.settled_seq, message.limit)
-        self.is_settled = self.journal.is_settled and self._clock() >= self._holds_end_at
+        answer = self.journal.answer(message)
+        if message.engine_id == self.journal.engine_id:
+            self.is_settled = self.journal.is_settled and self._clock() >= self._holds_end_at
         return [(gateway_id, answer)]
 
     def close(self) -> None:

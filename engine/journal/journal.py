@@ -31,7 +31,7 @@ from engine.journal.lines import (
 from engine.journal.state import Ending, JournalState
 from engine.requests.request import RequestGroup
 from engine.steps.batch import StepResult
-from engine.wire.messages import PROOF_TENANT
+from engine.wire.messages import PROOF_TENANT, ReadJournal
 from engine.wire.records import (
     EndRecord,
     JournalRecords,
@@ -181,13 +181,12 @@ class Journal:
             self._append(self._state.ends(endings, self.clock()), sync=True)
 
     def _ending(self, request: RequestGroup) -> Ending:
-        assert request.finish_reason is not None
-        assert request.stop_cause is not None
+        reason, cause = request.decisive.finish_reason, request.decisive.stop_cause
+        assert reason is not None
+        assert cause is not None
         counted = self._state.open[request.request_id].output_token_ids
         assert counted == request.output_token_ids, "journal and engine disagree"
-        return Ending(
-            request.request_id, request.finish_reason, request.stop_cause, request.timings
-        )
+        return Ending(request.request_id, reason, cause, request.timings)
 
     def _append(self, records: Sequence[Record], *, sync: bool) -> None:
         """Number records and append them, all or none. Raises DiskFull."""
@@ -240,6 +239,12 @@ class Journal:
         return ends
 
     # ---- the settler's side ----
+
+    def answer(self, message: ReadJournal) -> JournalRecords:
+        """The answer to a settler, which may mean another engine that had this one's place."""
+        if message.engine_id != self.engine_id:
+            return JournalRecords(engine_id=self.engine_id, last_seq=0, complete=False)
+        return self.read(message.settled_seq, message.limit)
 
     def read(self, settled_seq: int, limit: int) -> JournalRecords:
         """Read the next records to post after `settled_seq`, and delete what is settled."""

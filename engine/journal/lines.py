@@ -66,44 +66,33 @@ class SegmentDamaged(JournalCorrupt):
 
 
 class Position(NamedTuple):
-    """Place in the journal after a record: its seq, the number of ends so far, and their totals."""
+    """Place in the journal after a record: its seq, the number of ends so far, and their totals, as
+    records of ends and checkpoints state them.
+    """
 
     seq: int = 0
     number: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
+    total_prompt_tokens: int = 0
+    total_cached_tokens: int = 0
+    total_completion_tokens: int = 0
 
     @classmethod
     def of(cls, record: EndRecord | CheckpointRecord) -> "Position":
         """The position that the record itself states."""
-        return cls(
-            record.seq,
-            record.number,
-            record.total_prompt_tokens,
-            record.total_cached_tokens,
-            record.total_completion_tokens,
-        )
+        return cls(*(getattr(record, name) for name in cls._fields))
 
     def checkpoint(self, at: float) -> CheckpointRecord:
         """The record that states this position."""
-        return CheckpointRecord(
-            seq=self.seq,
-            at=at,
-            number=self.number,
-            total_prompt_tokens=self.prompt_tokens,
-            total_cached_tokens=self.cached_tokens,
-            total_completion_tokens=self.completion_tokens,
-        )
+        return CheckpointRecord(at=at, **self._asdict())
 
     def ended(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> "Position":
         """The position after the next record, if that is an end record with these counts."""
         return Position(
             self.seq + 1,
             self.number + 1,
-            self.prompt_tokens + prompt_tokens,
-            self.cached_tokens + cached_tokens,
-            self.completion_tokens + completion_tokens,
+            self.total_prompt_tokens + prompt_tokens,
+            self.total_cached_tokens + cached_tokens,
+            self.total_completion_tokens + completion_tokens,
         )
 
     def after(self, record: Record) -> "Position":

@@ -110,12 +110,8 @@ class JournalState:
             start, ids = opened.start, opened.output_token_ids
             position = position.ended(opened.num_prompt_tokens, opened.num_cached_tokens, len(ids))
             end = EndRecord(
-                seq=position.seq,
+                **position._asdict(),
                 at=at,
-                number=position.number,
-                total_prompt_tokens=position.prompt_tokens,
-                total_cached_tokens=position.cached_tokens,
-                total_completion_tokens=position.completion_tokens,
                 request_id=start.request_id,
                 tenant_id=start.tenant_id,
                 adapter_digest=start.adapter_digest,

@@ -88,15 +88,7 @@ class RequestGroup:
         return BadWords(self.message.sampling_params.bad_words)
 
     @property
-    def finish_reason(self) -> FinishReason | None:
-        return self._decisive.finish_reason
-
-    @property
-    def stop_cause(self) -> StopCause | None:
-        return self._decisive.stop_cause
-
-    @property
-    def _decisive(self) -> "Request":
+    def decisive(self) -> "Request":
         """The answer whose end counts for the group: a failed one, else an aborted one, else the
         first.
         """
