@@ -28,7 +28,7 @@ from engine.models.weights import ServedNumbers, load_config
 from engine.proofs.merged import MergedModel
 from engine.ranks.group import LeadingRunner, RankGroup
 from engine.scheduling.scheduler import Scheduler
-from engine.steps.backend import Backend, MeasuredRunner
+from engine.steps.backend import Backend
 from engine.steps.measurement import DEVICE_SIZES, SIZES, measure_steps, steps_of
 from engine.steps.meter import TokenMeter
 from engine.steps.runner import Runner
@@ -232,7 +232,7 @@ class Rank:
     """Parts of a rank that only computes. make_runner: makes a runner from its adapters' tables."""
 
     filler: SlabFiller
-    make_runner: Callable[[Tables], MeasuredRunner]
+    make_runner: Callable[[Tables], Runner]
 
 
 def build_rank(config: EngineConfig, ranks: Ranks) -> Rank:

@@ -108,7 +108,7 @@ class EngineCore:
             phases.end("choose")
         result = self.scheduler.outputs.take(finished.step)
         if result.num_forced:
-            self.runner.count_forced(result.num_forced)
+            self.runner.meter.count(prompt_tokens=0, sampled_tokens=result.num_forced)
         if self.scheduler.clock() >= self._residency_due:
             self._note_residency()
         try:

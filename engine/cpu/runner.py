@@ -86,10 +86,6 @@ class ModelRunner:
         self._finished.append(self._choose(self._forward, masks))
         self._forward = None
 
-    def count_forced(self, num_tokens: int) -> None:
-        """See engine.core.Runner."""
-        self.meter.count(prompt_tokens=0, sampled_tokens=num_tokens)
-
     def collect(self) -> StepTokens:
         """See engine.core.Runner."""
         return self._finished.popleft()

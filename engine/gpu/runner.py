@@ -267,10 +267,6 @@ class GpuRunner:
         event = self.device.record(compute)
         self._launched.append(replace(step, choices=choices, event=event))
 
-    def count_forced(self, num_tokens: int) -> None:
-        """See engine.core.Runner."""
-        self.meter.count(prompt_tokens=0, sampled_tokens=num_tokens)
-
     def _send_masks(self, slot: _Slot, masks: Mapping[int, Mask]) -> Masked:
         """Copy masks to the device.   masks: by place among the tokens to choose."""
         count = len(masks)

@@ -25,8 +25,8 @@ from engine.grammar.matcher import Mask
 from engine.models.ranks import TorchRanks
 from engine.ranks.batch_row import BatchEncoder, digest_numbers
 from engine.ranks.int_channel import IntChannel
-from engine.steps.backend import MeasuredRunner
 from engine.steps.batch import Batch, StepTokens
+from engine.steps.runner import Runner
 from engine.steps.segments import Tables
 from lora.errors import Failure
 from lora.shard import Shard
@@ -107,11 +107,11 @@ class RankGroup:
 class LeadingRunner:
     """The first rank's runner, which has the others compute the same steps. See core.Runner."""
 
-    def __init__(self, runner: MeasuredRunner, group: RankGroup, tables: Tables) -> None:
+    def __init__(self, runner: Runner, group: RankGroup, tables: Tables) -> None:
         self._runner = runner
         self._group = group
         self._encoder = BatchEncoder(tables)
-        self.lag = runner.lag
+        self.lag, self.meter = runner.lag, runner.meter
         self.copy_bytes_per_s = runner.copy_bytes_per_s
 
     def launch(self, batch: Batch) -> None:
@@ -121,9 +121,6 @@ class LeadingRunner:
     def choose(self, masks: Mapping[int, Sequence[Mask]]) -> None:
         # The other ranks are sent the chosen tokens, on a GPU by the step itself.
         self._runner.choose(masks)
-
-    def count_forced(self, num_tokens: int) -> None:
-        self._runner.count_forced(num_tokens)
 
     def collect(self) -> StepTokens:
         return self._runner.collect()

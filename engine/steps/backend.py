@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -10,15 +9,6 @@ from engine.steps.meter import TokenMeter
 from engine.steps.runner import Runner
 from engine.steps.segments import Tables
 from lora.device import Device
-
-
-class MeasuredRunner(Runner, Protocol):
-    """A runner that measured its copies between arena and swap space.
-
-    copy_bytes_per_s: their speed; 0 if there is no swap space.
-    """
-
-    copy_bytes_per_s: float
 
 
 @dataclass(frozen=True)
@@ -34,6 +24,6 @@ class Backend:
     slabs: torch.Tensor
     device: Device | None
     weight_bytes: int
-    make_runner: Callable[[Tables, TokenMeter, int], MeasuredRunner]
+    make_runner: Callable[[Tables, TokenMeter, int], Runner]
     rounds_rows_of: Sequence[int] = ()
     most_choices: int | None = None

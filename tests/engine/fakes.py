@@ -264,10 +264,6 @@ class FakeRunner:
         assert self.newest is self._launched[-1], "the step is gone"
         self._choices[self.newest.step] = masks
 
-    def count_forced(self, num_tokens: int) -> None:
-        if self.meter:
-            self.meter.count(0, num_tokens)
-
     def collect(self) -> StepTokens:
         batch = self._launched.popleft()
         assert not batch.is_constrained or batch.step in self._choices, "it has not chosen yet"

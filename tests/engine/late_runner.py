@@ -30,8 +30,9 @@ class LateRunner:
     def choose(self, masks):
         self._choices[self._launched[-1][0].step] = masks
 
-    def count_forced(self, num_tokens):
-        self.runner.count_forced(num_tokens)
+    @property
+    def meter(self):
+        return self.runner.meter
 
     def collect(self):
         batch, self._tables = self._launched.popleft()

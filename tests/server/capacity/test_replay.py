@@ -38,7 +38,7 @@ class Watched:
     """An engine's runner that notes the size of each batch."""
 
     def __init__(self, core: EngineCore) -> None:
-        self.runner, self.lag = core.runner, core.runner.lag
+        self.runner, self.lag, self.meter = core.runner, core.runner.lag, core.runner.meter
         self.steps: list[tuple[int, int]] = []
 
     def launch(self, batch: Batch) -> None:
@@ -48,9 +48,6 @@ class Watched:
 
     def choose(self, masks: Mapping[int, Sequence[object]]) -> None:
         self.runner.choose(masks)  # type: ignore[arg-type]
-
-    def count_forced(self, num_tokens: int) -> None:
-        self.runner.count_forced(num_tokens)
 
     def collect(self) -> object:
         return self.runner.collect()
