@@ -28,11 +28,6 @@ class ExpertStack:
     zeros: torch.Tensor | None = None
     rounding: Rounding | None = None
 
-    @property
-    def nbytes(self) -> int:
-        parts = (self.codes, self.scales, self.zeros)
-        return sum(part.nbytes for part in parts if part is not None)
-
     @classmethod
     def empty(cls, first: DeviceWeight, count: int) -> "ExpertStack":
         """A stack with room for `count` weights that are like the first one."""

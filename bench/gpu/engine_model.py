@@ -14,6 +14,7 @@ from bench.gpu.machine import Machine
 from bench.gpu.steps import deal_blocks
 from engine.config import EngineConfig
 from engine.gpu.backend import assemble
+from engine.gpu.linear import Fp8Linear, Linear, SideBySide
 from engine.gpu.runner import GpuRunner
 from engine.models.checkpoint import projection_name
 from engine.models.config import DecoderConfig
@@ -111,7 +112,7 @@ class EngineUnderTest:
         linears = [
             x for one in model.layers for x in (one.qkv, one.o, one.mlp.gate_up, one.mlp.down)
         ]
-        return sum(linear.nbytes for linear in (model.lm_head, *linears))
+        return sum(map(_bytes_of, (model.lm_head, *linears)))
 
     def step(self, rows: tuple[ScheduledRow, ...]) -> StepTokens:
         self.runner.launch(Batch(1, rows))
@@ -156,6 +157,14 @@ class EngineUnderTest:
         runner.collect()
         end = time.perf_counter()
         return end - start, launched - start, end - done
+
+
+def _bytes_of(linear: Linear) -> int:
+    """Bytes of the weights that every call of a product reads."""
+    if isinstance(linear, SideBySide):
+        return sum(map(_bytes_of, linear.parts))
+    scale_bytes = linear.scale.nbytes if isinstance(linear, Fp8Linear) else 0
+    return linear.weight.nbytes + scale_bytes
 
 
 def _later(rows: tuple[ScheduledRow, ...], steps: int) -> tuple[ScheduledRow, ...]:

@@ -15,7 +15,7 @@ from engine.errors import UnsupportedModel
 from engine.gpu.decoder import GpuDecoder
 from engine.gpu.inputs import StepLimits
 from engine.gpu.kernels import Kernels
-from engine.gpu.linear import Quantization
+from engine.gpu.linear import LEAST_FP8_CAPABILITY, Quantization
 from engine.gpu.profile import fit_slabs, run_largest_steps
 from engine.gpu.runner import GpuRunner
 from engine.models.config import DecoderConfig
@@ -37,7 +37,6 @@ from registry.extras import ExtraMissing
 logger = logging.getLogger(__name__)
 
 _LEAST_CAPABILITY = 80
-_LEAST_FP8_CAPABILITY = 89
 _DRAFTING_TOKENS = 256
 """Tokens of a step up to which drafts may pay. A bf16 weight takes two operations a token and two
 bytes, and an A100 has arithmetic for 153 operations while it reads a byte, an H100 for 295.
@@ -114,9 +113,9 @@ def check_capability(capability: int, config: EngineConfig) -> None:
             f"this GPU has compute capability {capability / 10}; {_LEAST_CAPABILITY / 10} is the "
             "least that is served: take device cpu"
         )
-    if "fp8" in (config.quantization, config.kv_cache_dtype) and capability < _LEAST_FP8_CAPABILITY:
+    if "fp8" in (config.quantization, config.kv_cache_dtype) and capability < LEAST_FP8_CAPABILITY:
         raise UnsupportedModel(
-            f"FP8 wants compute capability {_LEAST_FP8_CAPABILITY / 10}, this GPU has "
+            f"FP8 wants compute capability {LEAST_FP8_CAPABILITY / 10}, this GPU has "
             f"{capability / 10}: leave out quantization and kv_cache_dtype"
         )
 

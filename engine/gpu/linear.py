@@ -25,7 +25,8 @@ By emulation that and bfloat16 lose up to 1.55 times what bfloat16 alone loses w
 2.1 times with 3,072 and 2.7 times with 8,192 (bench/LOG.md); kernels may lose twice as much.
 """
 
-_LEAST_FP8_CAPABILITY = (8, 9)
+LEAST_FP8_CAPABILITY = 89
+"""Least compute capability, 89 for 8.9, of GPUs that multiply e4m3."""
 
 
 class Linear(Protocol):
@@ -33,18 +34,12 @@ class Linear(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the weights, which every call reads."""
-        ...
-
 
 class DenseLinear:
     """A projection in the model's dtype. weight: [out, in].   bias: [out]."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight, self.bias = weight, bias
-        self.nbytes = weight.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.weight, self.bias)
@@ -58,7 +53,6 @@ class Fp8Linear:
     def __init__(self, weight: Fp8Weight, bias: torch.Tensor | None, kernels: Kernels) -> None:
         self.weight, self.scale = weight.codes, weight.scales.T.contiguous()
         self.bias, self.kernels = bias, kernels
-        self.nbytes = weight.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         values, scale = self.kernels.quantize_fp8(x)
@@ -86,7 +80,6 @@ class QuantizedLinear:
 
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, kernels: Kernels) -> None:
         self.weight, self.bias, self.kernels = weight, bias, kernels
-        self.nbytes = weight.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.kernels.multiply_quantized(x, self.weight, self.bias)
@@ -97,7 +90,6 @@ class SideBySide:
 
     def __init__(self, parts: Sequence[Linear]) -> None:
         self.parts = parts
-        self.nbytes = sum(part.nbytes for part in parts)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([part(x) for part in self.parts], dim=1)
@@ -195,4 +187,5 @@ def _has_fp8(device: torch.device) -> bool:
     """Whether the device multiplies e4m3; torch does so on a CPU, too."""
     if device.type != "cuda":
         return True
-    return torch.cuda.get_device_capability(device) >= _LEAST_FP8_CAPABILITY
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor >= LEAST_FP8_CAPABILITY
