@@ -297,20 +297,10 @@ def _greedy_row(number: int) -> ScheduledRow:
 
 def _engine_config(quantization: Any, threads: int) -> EngineConfig:
     """Settings of an engine with the kernels to be measured."""
+    names = ("data_dir", "model_dir", "base_revision", "vocabulary_path", "adapter_cache_dir")
+    unused: dict[str, Any] = dict.fromkeys((*names, "fetcher_socket"), "")
     return EngineConfig(
-        data_dir="",
-        model_dir="",
-        base_revision="",
-        vocabulary_path="",
-        eos_token_ids=(),
-        adapter_cache_dir="",
-        fetcher_socket="",
-        device="cpu",
-        dtype="float32",
-        arena_bytes=None,
-        threads=threads,
-        max_model_len=None,
-        quantization=quantization,
+        **unused, eos_token_ids=(), dtype="float32", threads=threads, quantization=quantization
     )
 
 

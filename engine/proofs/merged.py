@@ -10,7 +10,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from engine.models.checkpoint import expert_projection_name, projection_name, router_name
 from engine.models.config import DecoderConfig
 from engine.models.experts import Experts
+from engine.models.weights import ServedNumbers
 from engine.proofs.beside import Beside
 from engine.proofs.proof import MOST_TOKENS, Compared, TokenSequence
 from kernels.elementwise import apply_rope, gated, rms_norm, soft_cap_
@@ -85,18 +85,6 @@ class _Streams:
         return cls(tuple(bounds), torch.tensor(positions), torch.tensor(merged))
 
 
-class Weights(Protocol):
-    """Float32 tensors by their Hugging Face names, where the run computes; see
-    engine.models.weights.ServedNumbers.
-    """
-
-    def __getitem__(self, name: str) -> torch.Tensor: ...
-
-    def rows(self, name: str, start: int, end: int) -> torch.Tensor: ...
-
-    def inputs(self, name: str, x: torch.Tensor) -> torch.Tensor: ...
-
-
 class MergedModel:
     """Runs tokens on weights that are read a few rows at a time; see engine.proofs.proof.Reference.
 
@@ -107,9 +95,9 @@ class MergedModel:
 
     def __init__(
         self,
-        weights: Weights,
+        weights: ServedNumbers,
         config: DecoderConfig,
-        unrounded: Weights | None = None,
+        unrounded: ServedNumbers | None = None,
         device: Device | None = None,
     ) -> None:
         self.config = config
@@ -142,7 +130,7 @@ class MergedModel:
         return replace(compared, unrounded=whole.merged)
 
     def _run(
-        self, weights: Weights, sequences: Sequence[TokenSequence], object_path: Path
+        self, weights: ServedNumbers, sequences: Sequence[TokenSequence], object_path: Path
     ) -> Generator[None, None, Compared]:
         steps = self._steps(weights, sequences, object_path)
 
@@ -164,7 +152,7 @@ class MergedModel:
         return compared
 
     def _steps(
-        self, weights: Weights, sequences: Sequence[TokenSequence], object_path: Path
+        self, weights: ServedNumbers, sequences: Sequence[TokenSequence], object_path: Path
     ) -> Generator[None, None, Compared]:
         adapter = CanonicalWeights(object_path)
         unit = _DEVICE_UNIT_ELEMENTS if self._beside else _UNIT_ELEMENTS
@@ -181,7 +169,7 @@ class _Run:
     def __init__(
         self,
         config: DecoderConfig,
-        weights: Weights,
+        weights: ServedNumbers,
         adapter: CanonicalWeights,
         sequences: Sequence[TokenSequence],
         there: torch.device,
