@@ -19,22 +19,15 @@ def parse_object(raw: bytes, *, param: str, max_depth: int = MAX_DEPTH) -> dict[
     max_depth: limit of nested objects and arrays. The caller bounds the size of `raw`.
     """
     if _is_deeper(raw, max_depth):
-        raise InvalidAdapter(
-            code="invalid_json",
-            message=f"{param} nests objects and lists more than {max_depth} deep; "
-            "send the file as PEFT wrote it.",
-            param=param,
-        )
+        message = f"{param} nests objects and lists more than {max_depth} deep; send the file as "
+        raise InvalidAdapter(f"{message}PEFT wrote it.", code="invalid_json", param=param)
     try:
         value = json.loads(
             raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
         )
     except _DuplicateKey as error:
-        raise InvalidAdapter(
-            code="duplicate_key",
-            message=f"{param} has the key {shown(error.key)} twice; keep one of them.",
-            param=param,
-        ) from None
+        message = f"{param} has the key {shown(error.key)} twice; keep one of them."
+        raise InvalidAdapter(message, code="duplicate_key", param=param) from None
     # UnicodeDecodeError, JSONDecodeError and integers of too many digits are all ValueErrors.
     except ValueError:
         raise _not_json(param) from None
@@ -75,8 +68,5 @@ def _no_constant(name: str) -> None:
 
 
 def _not_json(param: str) -> InvalidAdapter:
-    return InvalidAdapter(
-        code="invalid_json",
-        message=f"{param} does not hold a JSON object; send the file as PEFT wrote it.",
-        param=param,
-    )
+    message = f"{param} does not hold a JSON object; send the file as PEFT wrote it."
+    return InvalidAdapter(message, code="invalid_json", param=param)

@@ -14,7 +14,13 @@ from registry.checks.token_rows import END_WEIGHTS
 from registry.checks.validate import AdapterLimits, find_copies, read_weights_header
 from registry.errors import InvalidAdapter, shown
 from registry.formats.peft_config import CONFIG_FILE, PeftConfig
-from registry.formats.peft_format import EMBEDDING, HEAD, MAX_ADDED_TOKENS, Header, split_lora_name
+from registry.formats.peft_format import (
+    EMBEDDING,
+    HEAD,
+    MAX_ADDED_TOKENS,
+    Header,
+    split_lora_name,
+)
 
 _OF_TOKENS = {(EMBEDDING, "A"), (HEAD, "B")}
 """Sides of a LoRA that have a row or a column for each token."""
@@ -99,9 +105,6 @@ def _unclear(
     said = f"names {shown(trained_on)}" if trained_on else "names none"
     names = ", ".join(base.model_id for base in possible or candidates)
     fit = f"could be for {names}" if possible else f"fits none of {names}"
-    return InvalidAdapter(
-        code="base_model_unclear",
-        message=f"The base model is unclear: {CONFIG_FILE} {said}, and the adapter {fit}; "
-        "upload it again, and name its base model with base_model.",
-        param="base_model",
-    )
+    message = f"The base model is unclear: {CONFIG_FILE} {said}, and the adapter {fit}; upload it "
+    message += "again, and name its base model with base_model"
+    return file_fault("base_model_unclear", message, "base_model")

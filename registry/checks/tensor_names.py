@@ -9,13 +9,25 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from registry.errors import InvalidAdapter, shown
+from registry.errors import shown
 from registry.formats.architecture import text_name
-from registry.formats.peft_format import EMBEDDING, WEIGHTS_FILE, Header, TensorInfo, lora_names
+from registry.formats.peft_format import (
+    EMBEDDING,
+    WEIGHTS_FILE,
+    Header,
+    TensorInfo,
+    file_fault,
+    lora_names,
+)
 
 _PEFT = "base_model.model."
 _MAX_NAME = 1024
 """Characters of a tensor's name; those of the largest models that are served have 90."""
+
+_ZERO_3 = (
+    "as DeepSpeed's ZeRO-3 saves parts of it: gather the weights before saving "
+    "(state_dict=accelerator.get_state_dict(model), or zero_to_fp32.py), and push again"
+)
 
 # torch.compile, FSDP, activation checkpointing and DDP wrap modules at any depth.
 _WRAPPER = re.compile(
@@ -101,16 +113,19 @@ def name_tensors(header: Header) -> UploadedTensors:
     prefixes: list[str] = []
     for name, tensor in header.tensors.items():
         if len(name) > _MAX_NAME:
-            raise _too_long(name)
+            message = f"{WEIGHTS_FILE} has a tensor whose name has {len(name)} characters; "
+            raise file_fault("invalid_header", f"{message}the limit is {_MAX_NAME}")
         if 0 in tensor.shape:
-            raise _empty(name, tensor)
+            message = f"Tensor {shown(name)} has no values (shape {list(tensor.shape)}), {_ZERO_3}"
+            raise file_fault("empty_tensor", message)
         found = peft_name(name)
         if found is None:
             towers[name] = tensor
         elif _OF_TRAINING.fullmatch(found):
             of_training.append(name)
         elif found in given:
-            raise _duplicate(given[found], name)
+            message = f"Tensors {shown(given[found])} and {shown(name)} are two for one; "
+            raise file_fault("duplicate_tensor", f"{message}keep the one that was trained last")
         else:
             tensors[found], given[found] = tensor, name
             if match := _IN_LAYERS.fullmatch(_bare(name)):
@@ -163,31 +178,3 @@ def _bare(name: str) -> str:
     while name.startswith(_PEFT):
         name = name.removeprefix(_PEFT)
     return name
-
-
-def _too_long(name: str) -> InvalidAdapter:
-    return InvalidAdapter(
-        code="invalid_header",
-        message=f"{WEIGHTS_FILE} has a tensor whose name has {len(name)} characters; the limit is "
-        f"{_MAX_NAME}.",
-        param=WEIGHTS_FILE,
-    )
-
-
-def _empty(name: str, tensor: TensorInfo) -> InvalidAdapter:
-    return InvalidAdapter(
-        code="empty_tensor",
-        message=f"Tensor {shown(name)} has no values (shape {list(tensor.shape)}), as DeepSpeed's "
-        "ZeRO-3 saves parts of it: gather the weights before saving "
-        "(state_dict=accelerator.get_state_dict(model), or zero_to_fp32.py), and push again.",
-        param=WEIGHTS_FILE,
-    )
-
-
-def _duplicate(first: str, second: str) -> InvalidAdapter:
-    return InvalidAdapter(
-        code="duplicate_tensor",
-        message=f"Tensors {shown(first)} and {shown(second)} are two for one; keep the one that "
-        "was trained last.",
-        param=WEIGHTS_FILE,
-    )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from registry.base.base_model import BaseModel
 from registry.base.base_tensor import BaseTensor
-from registry.errors import InvalidAdapter, shown
+from registry.errors import shown
 from registry.formats.peft_config import CONFIG_FILE, PeftConfig
 from registry.formats.peft_format import (
     ADAPTER_DTYPES,
@@ -31,6 +31,7 @@ from registry.formats.peft_format import (
     MadeTensor,
     ModuleScale,
     TensorInfo,
+    file_fault,
     lora_names,
     read_tensor_chunks,
 )
@@ -107,7 +108,7 @@ def find_rows(
         if rows:
             changed[module] = rows
     if changed and config.invocation_tokens is not None:
-        raise _refused(
+        raise file_fault(
             "unsupported_feature",
             f"alora_invocation_tokens of {CONFIG_FILE} is not served beside trained rows of "
             f"{next(iter(changed))}, which would apply before them, too; train without one of them",
@@ -130,7 +131,7 @@ def add_rows(
         found = effects.get(module, ModuleScale(0, 1.0))
         rank = found.rank + len(changed)
         if rank > max_rank:
-            raise _refused(
+            raise file_fault(
                 "rank_too_large",
                 f"{module} has LoRA of rank {found.rank} and {len(changed)} trained rows, which "
                 f"together have rank {rank}; the limit is {max_rank}; train fewer of them",
@@ -180,7 +181,7 @@ def _vocab_size(weights: "UploadedWeights", by_end: Mapping[str, list[str]]) -> 
     module = next((m for m in _ENDS if [sizes[name] for name in by_end[m]][:1] != [largest]), None)
     if module is None and largest <= known + MAX_ADDED_TOKENS:
         return largest
-    raise _refused(
+    raise file_fault(
         "wrong_shape",
         f"Tensor {shown(name)} has {largest} rows, the base model {known}. An adapter may add at "
         f"most {MAX_ADDED_TOKENS} tokens, to both {EMBEDDING} and {HEAD}; save it with "
@@ -204,7 +205,7 @@ def _tokens(
     for module in _ENDS:
         if bool(tensors[module]) != (module in indices):
             has, lacks = (WEIGHTS_FILE, CONFIG_FILE)[:: 1 if tensors[module] else -1]
-            raise _refused(
+            raise file_fault(
                 "target_mismatch",
                 f"{has} has trained tokens of {module}, {lacks} has none; save the adapter again "
                 "with the configuration of its training",
@@ -213,7 +214,7 @@ def _tokens(
         # A tied head may have LoRA beside the embedding's tokens.
         has_lora = lora_names(module)[0] in header.tensors and module in config.token_indices
         if module in indices and (config.saves(module) or has_lora):
-            raise _refused(
+            raise file_fault(
                 "unsupported_feature",
                 f"{_KEY} in {CONFIG_FILE} is not served for {module} beside LoRA or "
                 "modules_to_save of it, as in PEFT; train without one of the two",
@@ -229,7 +230,7 @@ def _agreed(found: "Mapping[str, Rows]") -> "Rows":
     (first, rows), *others = found.items() or [("", {})]
     for name, other in others:
         if rows.keys() != other.keys() or not all(np.array_equal(rows[i], other[i]) for i in rows):
-            raise _refused(
+            raise file_fault(
                 "unsupported_feature",
                 f"Tensors {shown(first)} and {shown(name)} are of one weight, and differ: PEFT "
                 "would load one over the other; save the adapter again",
@@ -276,7 +277,7 @@ class _Comparison:
         rows, count = self._changed(name, range(num_rows), CHUNK_BYTES)
         if count > self.max_rank:
             is_convertible = num_rows <= known
-            raise _refused(
+            raise file_fault(
                 "unsupported_feature",
                 f"Tensor {shown(name)}: training changed {count} of {num_rows} rows of "
                 f"{self.module}, or it was saved from another base model than "
@@ -293,14 +294,14 @@ class _Comparison:
         known, width = self._stored(name).shape
         self._check(name, len(token_ids), width)
         if len(token_ids) > self.max_rank:
-            raise _refused(
+            raise file_fault(
                 "rank_too_large",
                 f"{_KEY} of {CONFIG_FILE} has {len(token_ids)} tokens; the limit is "
                 f"{self.max_rank}; train embed_tokens with LoRA (target_modules)",
                 _KEY,
             )
         if max(token_ids) >= (size := self.vocab_size or known):
-            raise _refused(
+            raise file_fault(
                 "invalid_config",
                 f"{_KEY} of {CONFIG_FILE} has {max(token_ids)}; there are {size} tokens; train on "
                 "this base model, and save added tokens with save_embedding_layers=True",
@@ -312,7 +313,7 @@ class _Comparison:
         base = self.weights.base
         stored = base.tensors.get(f"{self.module}.weight")
         if stored is None or stored.dtype not in ADAPTER_DTYPES or len(stored.shape) != 2:
-            raise _refused(
+            raise file_fault(
                 "unsupported_feature",
                 f"Tensor {shown(name)} has rows of {self.module}, which {base.model_id} stores "
                 "quantised, so there is nothing to compare them with; train without it",
@@ -322,12 +323,12 @@ class _Comparison:
     def _check(self, name: str, num_rows: int, width: int) -> None:
         tensor = self.weights.header.tensors[name]
         if tensor.dtype not in ADAPTER_DTYPES:
-            raise _refused(
+            raise file_fault(
                 "unsupported_dtype",
                 f"Tensor {shown(name)} is {tensor.dtype}; save the adapter as F16, BF16 or F32",
             )
         if tensor.shape != (num_rows, width) or not num_rows:
-            raise _refused(
+            raise file_fault(
                 "wrong_shape",
                 f"Tensor {shown(name)} is {list(tensor.shape)}; its {num_rows} rows of "
                 f"{self.weights.base.model_id} are [{num_rows}, {width}]; train on this base model",
@@ -360,7 +361,7 @@ class _Comparison:
             old = decode(raw_old, stored.dtype).reshape(-1, width)
             if not np.isfinite(new).all():
                 message = f"Tensor {shown(name)} has a NaN or an infinity; train again"
-                raise _refused("not_finite", message)
+                raise file_fault("not_finite", message)
             # A copy in fewer bits is not a change.
             differ = (new != round_to(old, tensor.dtype)).any(axis=1).nonzero()[0].tolist()
             count += len(differ)
@@ -399,7 +400,3 @@ def _kept(values: Any) -> MadeTensor:
     """The small side, which stays in memory."""
     raw = values.astype("<f4").tobytes()
     return MadeTensor("F32", values.shape, 0, len(raw), lambda _: iter([raw]))
-
-
-def _refused(code: str, message: str, param: str = WEIGHTS_FILE) -> InvalidAdapter:
-    return InvalidAdapter(code=code, message=f"{message}.", param=param)

@@ -26,9 +26,9 @@ from registry.checks.token_rows import (
     add_rows,
     find_rows,
 )
-from registry.errors import InvalidAdapter, TooLarge, shown
+from registry.errors import TooLarge, shown
 from registry.formats.architecture import may_change
-from registry.formats.peft_config import CONFIG_FILE, PeftConfig
+from registry.formats.peft_config import CONFIG_FILE, PeftConfig, config_fault
 from registry.formats.peft_format import (
     ADAPTER_DTYPES,
     EMBEDDING,
@@ -40,6 +40,7 @@ from registry.formats.peft_format import (
     Header,
     ModuleScale,
     TensorInfo,
+    file_fault,
     lora_names,
     read_header,
     read_tensor_chunks,
@@ -139,12 +140,8 @@ def _check_invocation_tokens(config: PeftConfig, base: BaseModel) -> None:
         return
     vocab_size = base.config["vocab_size"]
     if max(config.invocation_tokens) >= vocab_size:
-        raise InvalidAdapter(
-            code="invalid_config",
-            message=f"alora_invocation_tokens of {CONFIG_FILE} must be below {vocab_size}, the "
-            f"vocabulary of {base.model_id}; train on this base model.",
-            param="alora_invocation_tokens",
-        )
+        rule = f"must be below {vocab_size}, the vocabulary of {base.model_id}; train on this base "
+        raise config_fault("alora_invocation_tokens", f"{rule}model")
 
 
 def _modules(base: BaseModel) -> dict[str, tuple[int, int]]:
@@ -174,11 +171,11 @@ def _check_tied(file: BinaryIO, header: Header) -> None:
     a, b = (_read(file, header.tensors[name]) for name in lora_names(EMBEDDING))
     head_a, head_b = (_read(file, header.tensors[name]) for name in lora_names(HEAD))
     if not (np.array_equal(head_a, b.T) and np.array_equal(head_b, a.T)):
-        raise InvalidAdapter(
-            code="unsupported_feature",
-            message=f"ensure_weight_tying in {CONFIG_FILE}: the LoRA of {HEAD} is not that of "
-            f"{EMBEDDING}, transposed; save the adapter again, or train without it.",
-            param="ensure_weight_tying",
+        raise file_fault(
+            "unsupported_feature",
+            f"ensure_weight_tying in {CONFIG_FILE}: the LoRA of {HEAD} is not that of "
+            f"{EMBEDDING}, transposed; save the adapter again, or train without it",
+            "ensure_weight_tying",
         )
 
 
@@ -193,12 +190,8 @@ def _read(file: BinaryIO, tensor: TensorInfo) -> "np.ndarray[Any, np.dtype[np.un
 def _check_embedding(names: list[str], config: PeftConfig) -> None:
     """Refuse an activated LoRA of the embedding, which PEFT does not have."""
     if config.invocation_tokens is not None and EMBEDDING in names:
-        raise InvalidAdapter(
-            code="unsupported_feature",
-            message=f"alora_invocation_tokens of {CONFIG_FILE} is not for LoRA on embed_tokens, "
-            "as in PEFT; train without embed_tokens.",
-            param="alora_invocation_tokens",
-        )
+        rule = "is not for LoRA on embed_tokens, as in PEFT; train without embed_tokens"
+        raise config_fault("alora_invocation_tokens", rule, "unsupported_feature")
 
 
 def find_copies(header: Header, base: BaseModel) -> dict[str, str]:
@@ -219,14 +212,14 @@ def _check_copies(
     for name, copied in copies.items():
         if base.tensors[copied].equals(file, uploaded.header.tensors[name]):
             continue
-        raise InvalidAdapter(
-            code="unsupported_feature",
-            message=f"Tensor {uploaded.shown(name)}: modules_to_save trained {copied}, or it was "
+        raise file_fault(
+            "unsupported_feature",
+            f"Tensor {uploaded.shown(name)}: modules_to_save trained {copied}, or it was "
             f"saved from another base model than {base.model_id}; weights other than LoRA's are "
             "served only if they equal the base model's. Train embed_tokens and lm_head with LoRA "
             "(target_modules), without modules_to_save, on this base model; or make a plain LoRA "
-            "of them with `chorale adapters convert`.",
-            param="modules_to_save",
+            "of them with `chorale adapters convert`",
+            "modules_to_save",
         )
 
 
@@ -239,7 +232,7 @@ def _check_towers(file: BinaryIO, uploaded: UploadedTensors) -> None:
         largest.setdefault(changed_together(name), []).append(value)
     for name in uploaded.towers:
         if all(largest[changed_together(name)]):
-            raise _fault(
+            raise file_fault(
                 "unsupported_feature",
                 f"Tensor {shown(name)} changes a tower for images or sound, and only text is "
                 "served; train the language model's layers alone, or remove the tower's tensors",
@@ -256,26 +249,26 @@ def _paired_modules(uploaded: UploadedTensors, base: BaseModel) -> list[str]:
         what = f"Tensor {uploaded.shown(name)}"
         parts = split_lora_name(name)
         if parts is None:
-            raise _fault(
+            raise file_fault(
                 "unsupported_feature",
                 f"{what} is neither lora_A nor lora_B of a layer: {hint(name)}",
             )
         if not may_change(base.config, parts[0]):
-            raise _fault(
+            raise file_fault(
                 "unsupported_feature",
                 f"{what} changes an MLP of {base.model_id}, a mixture of experts: "
                 "LoRA on experts, on their router and on MLPs beside them is not served; train "
                 "with target_modules q_proj, k_proj, v_proj and o_proj",
             )
         if parts[0] not in known:
-            raise _fault(
+            raise file_fault(
                 "unknown_module",
                 f"{what} changes a module that {base.model_id} does not have or that "
                 "is not served; train on this base model, on its attention and MLP projections, "
                 "embed_tokens or lm_head",
             )
         if tensor.dtype not in ADAPTER_DTYPES:
-            raise _fault(
+            raise file_fault(
                 "unsupported_dtype",
                 f"{what} is {tensor.dtype}; save the adapter as F16, BF16 or F32",
             )
@@ -283,9 +276,9 @@ def _paired_modules(uploaded: UploadedTensors, base: BaseModel) -> list[str]:
     modules = [module for module in known if module in found]
     for name in (name for module in modules for name in lora_names(module)):
         if name not in tensors:
-            raise _fault("unpaired_tensor", f"{name} is missing beside its pair; save it again")
+            raise file_fault("unpaired_tensor", f"{name} is missing beside its pair; save it again")
     if not modules:
-        raise _fault("no_effect", f"{WEIGHTS_FILE} has no LoRA; save the trained adapter")
+        raise file_fault("no_effect", f"{WEIGHTS_FILE} has no LoRA; save the trained adapter")
     return modules
 
 
@@ -307,7 +300,8 @@ def _check_targets(names: list[str], targeted: list[str] | None) -> None:
     """Check that every announced module has tensors: a file that lost some is another adapter."""
     missing = [module for module in targeted or () if module not in names]
     if missing:
-        raise _fault("target_mismatch", f"{CONFIG_FILE} targets {missing[0]}, which has no tensors")
+        message = f"{CONFIG_FILE} targets {missing[0]}, which has no tensors"
+        raise file_fault("target_mismatch", message)
 
 
 def _effects(
@@ -340,7 +334,7 @@ def _check_shapes(
     """Check that A is [rank, in_features] and B is [out_features, rank]."""
     in_features, out_features = features
     if len(a) != 2 or len(b) != 2 or a[1] != in_features or b[0] != out_features:
-        raise _fault(
+        raise file_fault(
             "wrong_shape",
             f"{module} has A {list(a)} and B {list(b)}; this base model needs A [rank, "
             f"{in_features}] and B [{out_features}, rank]; train on this base model",
@@ -350,22 +344,19 @@ def _check_shapes(
 def _check_rank(module: str, a: int, b: int, expected: int | None, max_rank: int) -> None:
     """Check that A and B have one rank, that of the config if that is known, within the limit."""
     if not a == b == (expected or a):
-        raise _fault(
+        raise file_fault(
             "rank_mismatch",
             f"{module} has A of rank {a} and B of rank {b}, {CONFIG_FILE} says {expected or a}",
         )
     if a > max_rank:
-        raise _fault("rank_too_large", f"{module} has rank {a}; the limit is {max_rank}")
+        raise file_fault("rank_too_large", f"{module} has rank {a}; the limit is {max_rank}")
 
 
 def _check_scale(module: str, effect: ModuleScale, max_scale: float) -> None:
     if effect.scale > max_scale:
-        raise InvalidAdapter(
-            code="scale_too_large",
-            message=f"{module} has the scale {effect.scale:g}, from lora_alpha and its rank; the "
-            f"limit is {max_scale:g}; train with a smaller lora_alpha.",
-            param="lora_alpha",
-        )
+        message = f"{module} has the scale {effect.scale:g}, from lora_alpha and its rank; the "
+        message += f"limit is {max_scale:g}; train with a smaller lora_alpha"
+        raise file_fault("scale_too_large", message, "lora_alpha")
 
 
 def _norms(modules: dict[str, ModuleScale], values: dict[str, TensorValues]) -> dict[str, float]:
@@ -375,9 +366,6 @@ def _norms(modules: dict[str, ModuleScale], values: dict[str, TensorValues]) -> 
     """
     pairs = {module: [values[name] for name in lora_names(module)] for module in modules}
     if not any(a.max_value and b.max_value for a, b in pairs.values()):
-        raise _fault("no_effect", "Every lora_B or lora_A is zero; save the adapter after training")
+        message = "Every lora_B or lora_A is zero; save the adapter after training"
+        raise file_fault("no_effect", message)
     return {name: modules[name].scale * a.norm * b.norm for name, (a, b) in pairs.items()}
-
-
-def _fault(code: str, message: str) -> InvalidAdapter:
-    return InvalidAdapter(code=code, message=f"{message}.", param=WEIGHTS_FILE)

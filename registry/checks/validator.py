@@ -34,7 +34,7 @@ from registry.errors import InvalidAdapter, TooLarge, Unavailable
 from registry.formats.chat_template import ChatTemplate, read_json
 from registry.formats.own_tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from registry.formats.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
-from registry.formats.peft_format import MAX_CANONICAL_HEADER_BYTES, WEIGHTS_FILE
+from registry.formats.peft_format import MAX_CANONICAL_HEADER_BYTES, file_fault
 
 _log = logging.getLogger(__name__)
 
@@ -300,12 +300,8 @@ def _answer_of(ended: _Ended, max_answer_bytes: int) -> dict[str, Any]:
         _log.error("validator: %s: %a", reason, ended.complaints)
         raise unavailable(reason)
     if ended.is_late or ended.status == -signal.SIGXCPU:
-        raise InvalidAdapter(
-            code="validator_timeout",
-            message=f"The files could not be checked in {ended.cpu_s:.0f} s of work; "
-            "save the adapter with PEFT again.",
-            param=WEIGHTS_FILE,
-        )
+        message = f"The files could not be checked in {ended.cpu_s:.0f} s of work; "
+        raise file_fault("validator_timeout", f"{message}save the adapter with PEFT again")
     try:
         if ended.status != 0 or len(ended.printed) > max_answer_bytes:
             raise ValueError
@@ -317,11 +313,8 @@ def _answer_of(ended: _Ended, max_answer_bytes: int) -> dict[str, Any]:
 
 def _failed(ended: _Ended) -> InvalidAdapter:
     _log.warning("a validator ended with %d: %a", ended.status, ended.complaints)
-    return InvalidAdapter(
-        code="validator_failed",
-        message="The check of the files crashed because of them; save the adapter with PEFT again.",
-        param=WEIGHTS_FILE,
-    )
+    message = "The check of the files crashed because of them; save the adapter with PEFT again"
+    return file_fault("validator_failed", message)
 
 
 def unavailable(reason: str) -> Unavailable:

@@ -11,7 +11,8 @@ from typing import Any
 
 import re2
 
-from registry.errors import InvalidAdapter, shown
+from registry.errors import shown
+from registry.formats.peft_format import file_fault
 
 _MAX_PROGRAM_BYTES = 1 << 16
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]*")
@@ -60,12 +61,8 @@ def read_pattern(text: str, param: str, form: str = WHOLE) -> ModulePattern | No
             re.compile(text)
             re.compile(whole)
     except (re.error, RecursionError, OverflowError):
-        raise InvalidAdapter(
-            code="unsupported_pattern",
-            message=f"{param} has {shown(text)}, which is no regular expression; list the modules "
-            "by name.",
-            param=param,
-        ) from None
+        message = f"{param} has {shown(text)}, which is no regular expression; list the modules "
+        raise file_fault("unsupported_pattern", f"{message}by name", param) from None
     if _AMBIGUOUS.search(text):
         return None
     options = re2.Options()

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from registry.errors import InvalidAdapter, TooLarge, shown
 from registry.formats.chat_template import ChatTemplate, TemplateError, special_tokens
+from registry.formats.peft_format import file_fault
 from registry.strict_json import parse_object
 
 Json = dict[str, Any]
@@ -71,12 +72,9 @@ def find_own(files: Mapping[str, Source], base: BaseText, num_ids: int) -> Json 
             "added_tokens": _bounded(added, num_ids, pad if pad != eos else None),
         }
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise InvalidAdapter(
-            code="invalid_tokenizer",
-            message=f"{TOKENIZER} or {TOKENIZER_CONFIG} is not in the form that the tokenizers "
-            f"library writes ({type(error).__name__}); save the tokenizer again.",
-            param=TOKENIZER,
-        ) from error
+        message = f"{TOKENIZER} or {TOKENIZER_CONFIG} is not in the form that the tokenizers "
+        message += f"library writes ({type(error).__name__}); save the tokenizer again"
+        raise file_fault("invalid_tokenizer", message, TOKENIZER) from error
     return {name: value for name, value in own.items() if value} or None
 
 
@@ -323,5 +321,5 @@ def _ends(
 
 
 def _fault(code: str, param: str, message: str) -> InvalidAdapter:
-    without = f"An upload without {param.partition(':')[0]} has what the base model has."
-    return InvalidAdapter(code=code, message=f"{param}: {message}. {without}", param=param)
+    without = f"An upload without {param.partition(':')[0]} has what the base model has"
+    return file_fault(code, f"{param}: {message}. {without}", param)

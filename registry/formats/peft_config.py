@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from registry.errors import InvalidAdapter, TooLarge, shown
 from registry.formats.architecture import text_name
 from registry.formats.module_pattern import SUFFIX, ModulePattern, read_pattern
-from registry.formats.peft_format import EMBEDDING, HEAD
+from registry.formats.peft_format import EMBEDDING, HEAD, file_fault
 from registry.strict_json import parse_object
 
 T = TypeVar("T")
@@ -152,7 +152,7 @@ class PeftConfig:
         targets = config.get("target_modules")
         layers = _layers(config.get("layers_to_transform"))
         if layers is not None and isinstance(targets, str):
-            raise _invalid("layers_to_transform", "needs target_modules to be a list")
+            raise config_fault("layers_to_transform", "needs target_modules to be a list")
         not_compared = [] if targets is not None else ["target_modules"]
         ranks = _patterns("rank_pattern", config.get("rank_pattern"), _rank)
         if None in (pattern for pattern, _ in ranks):
@@ -255,11 +255,8 @@ def _refuse_what_is_not_served(config: Mapping[str, Any]) -> None:
         if key == "auto_mapping":
             _check_class(value)
         elif key not in _READ | _IGNORED:
-            raise InvalidAdapter(
-                code="unknown_config_key",
-                message=f"{CONFIG_FILE} has the key {shown(key)}, which is not known; remove it.",
-                param=shown(key),
-            )
+            message = f"{CONFIG_FILE} has the key {shown(key)}, which is not known; remove it"
+            raise file_fault("unknown_config_key", message, shown(key))
     if config.get("bias") not in (None, "none"):
         raise _unsupported("bias", config["bias"])
     init = config.get("init_lora_weights")
@@ -283,7 +280,7 @@ def _asks_for_nothing(key: str, value: object) -> bool:
 def _check_class(mapping: object) -> None:
     """Check that auto_mapping names a class, and no code to load. Raises InvalidAdapter."""
     if not isinstance(mapping, dict):
-        raise _invalid("auto_mapping", "must be an object")
+        raise config_fault("auto_mapping", "must be an object")
     for key in mapping.keys() - _CLASS_KEYS:
         raise _unsupported(f"auto_mapping.{key}", mapping[key])
 
@@ -291,20 +288,20 @@ def _check_class(mapping: object) -> None:
 def _rank(key: str, value: object) -> int:
     # AdapterLimits has a lower limit; this one keeps computations with the rank finite.
     if type(value) is not int or not 1 <= value <= _MAX_RANK:
-        raise _invalid(key, f"must be a whole number from 1 to {_MAX_RANK}")
+        raise config_fault(key, f"must be a whole number from 1 to {_MAX_RANK}")
     return value
 
 
 def _alpha(key: str, value: object) -> float:
     # The value is compared before it is converted, since float() could overflow.
     if type(value) not in (int, float) or not 1e-6 <= value <= 1e6:  # type: ignore[operator]
-        raise _invalid(key, "must be a number between 1e-6 and 1e6")
+        raise config_fault(key, "must be a number between 1e-6 and 1e6")
     return float(value)  # type: ignore[arg-type]
 
 
 def _flag(key: str, value: object) -> bool:
     if value not in (None, True, False):
-        raise _invalid(key, "must be true or false")
+        raise config_fault(key, "must be true or false")
     return bool(value)
 
 
@@ -315,7 +312,7 @@ def _patterns(
     if value is None:
         return []
     if not isinstance(value, dict) or len(value) > MAX_PATTERNS:
-        raise _invalid(key, f"must map at most {MAX_PATTERNS} module names to numbers")
+        raise config_fault(key, f"must map at most {MAX_PATTERNS} module names to numbers")
     return [(read_pattern(text, key, SUFFIX), read(key, number)) for text, number in value.items()]
 
 
@@ -327,11 +324,11 @@ def _alphas(value: object) -> tuple[tuple[ModulePattern, float], ...]:
         strict=True,
     ):  # fmt: skip
         if pattern is None:
-            raise InvalidAdapter(
-                code="unsupported_pattern",
-                message=f"alpha_pattern has {shown(text)}, which scales depend on and which cannot "
-                "be matched in linear time (lookaround, references); list the modules by name.",
-                param="alpha_pattern",
+            raise file_fault(
+                "unsupported_pattern",
+                f"alpha_pattern has {shown(text)}, which scales depend on and which cannot be "
+                "matched in linear time (lookaround, references); list the modules by name",
+                "alpha_pattern",
             )
         found.append((pattern, alpha))
     return tuple(found)
@@ -346,7 +343,7 @@ def _modules(key: str, value: object, not_compared: list[str]) -> frozenset[str]
         return pattern or frozenset()
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return frozenset(value)
-    raise _invalid(key, "must be a list of module names or one pattern")
+    raise config_fault(key, "must be a list of module names or one pattern")
 
 
 def _layer_patterns(value: object, not_compared: list[str]) -> tuple[ModulePattern, ...]:
@@ -361,7 +358,7 @@ def _layer_patterns(value: object, not_compared: list[str]) -> tuple[ModulePatte
 def _names(key: str, value: object) -> tuple[str, ...]:
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return tuple(value)
-    raise _invalid(key, "must be a list of module names")
+    raise config_fault(key, "must be a list of module names")
 
 
 def _layers(value: object) -> frozenset[int] | None:
@@ -369,7 +366,7 @@ def _layers(value: object) -> frozenset[int] | None:
         return None
     layers = value if isinstance(value, list) else [value]
     if not all(type(layer) is int for layer in layers):
-        raise _invalid("layers_to_transform", "must be a layer number or a list of them")
+        raise config_fault("layers_to_transform", "must be a layer number or a list of them")
     return frozenset(layers)
 
 
@@ -381,11 +378,13 @@ def _token_indices(value: object) -> dict[str, tuple[int, ...]]:
         own = text_name(name)
         module = next((end for end in (EMBEDDING, HEAD) if own and end.endswith(own)), None)
         if module is None:
-            raise _invalid(key, f"names {shown(name)}; only embed_tokens and lm_head have tokens")
+            rule = f"names {shown(name)}; only embed_tokens and lm_head have tokens"
+            raise config_fault(key, rule)
         if not isinstance(ids, list) or not all(type(n) is int and n >= 0 for n in ids):
-            raise _invalid(key, "must be a list of token ids from 0, or map modules to such lists")
+            rule = "must be a list of token ids from 0, or map modules to such lists"
+            raise config_fault(key, rule)
         if module in found or len(set(ids)) != len(ids):
-            raise _invalid(key, "names a token or a module twice")
+            raise config_fault(key, "names a token or a module twice")
         found[module] = tuple(ids)
     return {module: ids for module, ids in found.items() if ids}
 
@@ -396,43 +395,36 @@ def _invocation_tokens(value: object) -> tuple[int, ...] | None:
     # An empty list is refused too, since PEFT would make it an adapter that never applies.
     if not isinstance(value, list) or not 0 < len(value) <= MAX_INVOCATION_TOKENS:
         rule = f"must be a list of 1 to {MAX_INVOCATION_TOKENS} token ids"
-        raise _invalid("alora_invocation_tokens", rule)
+        raise config_fault("alora_invocation_tokens", rule)
     if not all(type(token) is int and token >= 0 for token in value):
-        raise _invalid("alora_invocation_tokens", "must have whole numbers from 0")
+        raise config_fault("alora_invocation_tokens", "must have whole numbers from 0")
     return tuple(value)
 
 
-def _invalid(key: str, rule: str) -> InvalidAdapter:
-    return InvalidAdapter(
-        code="invalid_config", message=f"{key} of {CONFIG_FILE} {rule}.", param=key
-    )
+def config_fault(key: str, rule: str, code: str = "invalid_config") -> InvalidAdapter:
+    """The fault of a key that does not follow a rule."""
+    return file_fault(code, f"{key} of {CONFIG_FILE} {rule}", key)
 
 
 def _of_no_type(config: Mapping[str, Any]) -> InvalidAdapter:
     if config.keys() & MLX_KEYS:
-        message = (
-            f"{CONFIG_FILE} has no peft_type, as mlx-lm writes it: push the folder with `chorale "
-            "adapters push`, which converts it."
-        )
+        remedy = ", as mlx-lm writes it: push the folder with `chorale adapters push`, which "
+        remedy += "converts it"
     else:
-        message = (
-            f"{CONFIG_FILE} has no peft_type; send the file that PEFT's save_pretrained wrote."
-        )
-    return InvalidAdapter(code="invalid_config", message=message, param="peft_type")
+        remedy = "; send the file that PEFT's save_pretrained wrote"
+    return file_fault("invalid_config", f"{CONFIG_FILE} has no peft_type{remedy}", "peft_type")
 
 
 def _unsupported(key: str, value: object) -> InvalidAdapter:
     what = f"{key}={shown(str(value))} in {CONFIG_FILE}"
     if key == "lora_bias":
-        message = (
-            f"{what} is not served, since it adds a bias, which is no product of B and A; train "
-            "with lora_bias=False."
-        )
+        remedy = ", since it adds a bias, which is no product of B and A; train with "
+        remedy += "lora_bias=False"
     elif _is_convertible(key, value):
-        message = f"{what} is not served; make a plain LoRA of it with `chorale adapters convert`."
+        remedy = "; make a plain LoRA of it with `chorale adapters convert`"
     else:
-        message = f"{what} is not served; train a plain LoRA without it."
-    return InvalidAdapter(code="unsupported_feature", message=message, param=key)
+        remedy = "; train a plain LoRA without it"
+    return file_fault("unsupported_feature", f"{what} is not served{remedy}", key)
 
 
 def _is_convertible(key: str, value: object) -> bool:

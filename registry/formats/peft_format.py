@@ -123,6 +123,11 @@ class ObjectInfo:
     size_bytes: int
 
 
+def file_fault(code: str, message: str, filename: str = WEIGHTS_FILE) -> InvalidAdapter:
+    """The fault of an uploaded file.   message: a sentence without its period."""
+    return InvalidAdapter(code=code, message=f"{message}.", param=filename)
+
+
 def lora_names(module: str) -> tuple[str, str]:
     """PEFT's names of the A and the B tensor of a module."""
     prefix = f"base_model.model.{module}"
@@ -155,38 +160,29 @@ def read_header(
     bad_offsets. The rules are those of the safetensors README, section Format.
     """
 
-    def fault(code: str, message: str) -> InvalidAdapter:
-        return InvalidAdapter(code=code, message=message, param=filename)
-
     prefix = file.read(8)
     header_bytes = int.from_bytes(prefix, "little")
     # A header length whose low byte is 0x80 looks like a pickle too; then byte 8 decides.
     if prefix[:1] == b"\x80" or prefix[:2] == b"PK":
         if file.read(1) != b"{":
-            raise fault(
-                "pickle_refused",
-                f"{filename} is a pickle or a zip archive; save the adapter as safetensors.",
-            )
+            message = f"{filename} is a pickle or a zip archive; save the adapter as safetensors"
+            raise file_fault("pickle_refused", message, filename)
         file.seek(-1, os.SEEK_CUR)
-    if len(prefix) < 8:
-        raise fault("truncated_file", f"{filename} ends inside its header; send the whole file.")
-    if header_bytes > max_header_bytes:
-        raise fault(
-            "header_too_large",
-            f"{filename} claims a header of {header_bytes} bytes; the limit is {max_header_bytes}.",
-        )
+    if len(prefix) == 8 and header_bytes > max_header_bytes:
+        message = f"{filename} claims a header of {header_bytes} bytes; the limit is "
+        raise file_fault("header_too_large", f"{message}{max_header_bytes}", filename)
     if 8 + header_bytes > file_size:
-        raise fault("truncated_file", f"{filename} ends inside its header; send the whole file.")
+        message = f"{filename} ends inside its header; send the whole file"
+        raise file_fault("truncated_file", message, filename)
     raw = file.read(header_bytes)
     if not raw.startswith(b"{"):
-        raise fault("invalid_header", f"{filename} is not a safetensors file: no JSON header.")
+        message = f"{filename} is not a safetensors file: no JSON header"
+        raise file_fault("invalid_header", message, filename)
     entries = parse_object(raw, param=filename)
     metadata = _read_metadata(entries.pop("__metadata__", {}), max_metadata_bytes, filename)
     if len(entries) > max_tensors:
-        raise fault(
-            "too_many_tensors",
-            f"{filename} has {len(entries)} tensors; the limit is {max_tensors}.",
-        )
+        message = f"{filename} has {len(entries)} tensors; the limit is {max_tensors}"
+        raise file_fault("too_many_tensors", message, filename)
     data_start = 8 + header_bytes
     tensors = {name: _read_entry(name, e, data_start, filename) for name, e in entries.items()}
     return Header(_in_byte_order(tensors, data_start, file_size, filename), metadata)
@@ -288,26 +284,18 @@ def _compact_json(value: object) -> str:
 
 def _read_metadata(value: object, max_bytes: int, filename: str) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-        raise InvalidAdapter(
-            code="invalid_header",
-            message=f"__metadata__ of {filename} must map strings to strings.",
-            param=filename,
-        )
+        message = f"__metadata__ of {filename} must map strings to strings"
+        raise file_fault("invalid_header", message, filename)
     size_bytes = sum(len(text.encode(errors="replace")) for item in value.items() for text in item)
     if size_bytes > max_bytes:
-        raise InvalidAdapter(
-            code="metadata_too_large",
-            message=f"__metadata__ of {filename} has {size_bytes} bytes; the limit is {max_bytes}.",
-            param=filename,
-        )
+        message = f"__metadata__ of {filename} has {size_bytes} bytes; the limit is {max_bytes}"
+        raise file_fault("metadata_too_large", message, filename)
     return value
 
 
 def _read_entry(name: str, entry: object, data_start: int, filename: str) -> TensorInfo:
     def fault(code: str, message: str) -> InvalidAdapter:
-        return InvalidAdapter(
-            code=code, message=f"Tensor {shown(name)} of {filename} {message}.", param=filename
-        )
+        return file_fault(code, f"Tensor {shown(name)} of {filename} {message}", filename)
 
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise fault("invalid_header", "must have dtype, shape and data_offsets, and nothing else")
@@ -337,26 +325,15 @@ def _in_byte_order(
     for name, tensor in ordered.items():
         if tensor.start != position:
             kind = "a hole" if tensor.start > position else "an overlap"
-            raise InvalidAdapter(
-                code="bad_offsets",
-                message=f"{filename} has {kind} before tensor {shown(name)}; save it again.",
-                param=filename,
-            )
+            message = f"{filename} has {kind} before tensor {shown(name)}; save it again"
+            raise file_fault("bad_offsets", message, filename)
         position = tensor.end
     if position > file_size:
-        raise InvalidAdapter(
-            code="truncated_file",
-            message=f"{filename} has {file_size} bytes, its header describes {position}; "
-            "send the whole file.",
-            param=filename,
-        )
+        message = f"{filename} has {file_size} bytes, its header describes {position}; "
+        raise file_fault("truncated_file", f"{message}send the whole file", filename)
     if position < file_size:
-        raise InvalidAdapter(
-            code="bad_offsets",
-            message=f"{filename} has {file_size - position} bytes after its last tensor; "
-            "save it again.",
-            param=filename,
-        )
+        message = f"{filename} has {file_size - position} bytes after its last tensor; "
+        raise file_fault("bad_offsets", f"{message}save it again", filename)
     return ordered
 
 

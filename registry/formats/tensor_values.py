@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from registry.errors import InvalidAdapter
-from registry.formats.peft_format import WEIGHTS_FILE, TensorInfo, read_tensor_chunks
+from registry.formats.peft_format import TensorInfo, file_fault, read_tensor_chunks
 
 # Functions import numpy when they are called: the gateway imports this module and calls none.
 if TYPE_CHECKING:
@@ -34,13 +33,10 @@ def scan_tensor(file: BinaryIO, name: str, tensor: TensorInfo) -> TensorValues:
         # A NaN is both the max() and the min() of its chunk, so two passes find every fault.
         largest = max(float(values.max()), -float(values.min()))
         if not isfinite(largest):
-            raise _fault("not_finite", f"Tensor {name} has a NaN or an infinity; train again.")
+            raise file_fault("not_finite", f"Tensor {name} has a NaN or an infinity; train again")
         if largest > MAX_VALUE:
-            raise _fault(
-                "value_too_large",
-                f"Tensor {name} has the value {largest:g}; the limit is {MAX_VALUE:g}, the largest "
-                "of float16; train again.",
-            )
+            message = f"Tensor {name} has the value {largest:g}; the limit is {MAX_VALUE:g}, "
+            raise file_fault("value_too_large", f"{message}the largest of float16; train again")
         max_value = max(max_value, largest)
         # The norm is only an estimate, so underflow and rounding in float32 do not matter.
         sum_squares += float(np.dot(values, values))
@@ -69,7 +65,3 @@ def round_to(
         return rounded.view(np.float32)
     with np.errstate(over="ignore"):
         return values.astype("<f2" if dtype == "F16" else "<f4").astype(np.float32)
-
-
-def _fault(code: str, message: str) -> InvalidAdapter:
-    return InvalidAdapter(code=code, message=message, param=WEIGHTS_FILE)

@@ -19,14 +19,13 @@ from registry.checks.validator import Validator, unavailable
 from registry.errors import (
     Conflict,
     Invalid,
-    InvalidAdapter,
     ObjectNotFound,
     StorageError,
     TooLarge,
 )
 from registry.formats.own_tokenizer import TOKENIZER_FILES
 from registry.formats.peft_config import CONFIG_FILE
-from registry.formats.peft_format import WEIGHTS_FILE
+from registry.formats.peft_format import WEIGHTS_FILE, file_fault
 from registry.storage.storage import Storage, folder_of
 from registry.storage.work_dir import WorkDir
 from registry.transactions import Begin
@@ -205,12 +204,8 @@ def _assemble(
     for part in parts:
         if part.sha256 is not None and _sha256(storage.read(part.object_key)) != part.sha256:
             raise StorageError(key=part.object_key, reason="other bytes than were put")
-    raise InvalidAdapter(
-        code="digest_mismatch",
-        message=f"{file.filename} arrived with sha256 {whole.hexdigest()}, declared was "
-        f"{file.sha256}; upload it again.",
-        param=file.filename,
-    )
+    message = f"{file.filename} arrived with sha256 {whole.hexdigest()}, declared was "
+    raise file_fault("digest_mismatch", f"{message}{file.sha256}; upload it again", file.filename)
 
 
 def _sha256(chunks: Iterable[bytes]) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, update
 
-from registry.errors import Invalid, InvalidAdapter, ObjectNotFound
+from registry.errors import Invalid, ObjectNotFound
+from registry.formats.peft_format import file_fault
 from registry.storage.storage import PresignedStorage, Storage
 from registry.tables import upload_files
 from registry.transactions import Begin
@@ -170,12 +171,9 @@ def _complete_file(storage: PresignedStorage, upload: Upload, file: UploadFile) 
     # The size is checked before the file is read to disk: it may be larger than was declared.
     size_bytes = storage.size(key)
     if size_bytes != file.size_bytes:
-        raise InvalidAdapter(
-            code="size_mismatch",
-            message=f"{file.filename} arrived with {size_bytes} bytes, declared were "
-            f"{file.size_bytes}; upload it again.",
-            param=file.filename,
-        )
+        message = f"{file.filename} arrived with {size_bytes} bytes, declared were "
+        message += f"{file.size_bytes}; upload it again"
+        raise file_fault("size_mismatch", message, file.filename)
     return UploadPart(file.filename, 0, size_bytes, None, key)
 
 
