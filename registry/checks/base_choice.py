@@ -19,6 +19,7 @@ from registry.formats.peft_format import (
     HEAD,
     MAX_ADDED_TOKENS,
     Header,
+    file_fault,
     split_lora_name,
 )
 
