@@ -10,18 +10,15 @@ from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, delete, func, insert, select
 
-from registry.base_ref import BaseRef
 from registry.catalog import adapter_rows
 from registry.catalog.adapter_rows import Adapter
 from registry.catalog.audit import record_audit
 from registry.catalog.events import record_event
-from registry.tables import adapter_aliases, adapter_versions, adapters
 from registry.tables import adapter_grants as grants
+from registry.tables import adapters
 
 MAX_GRANTS = 100
 """Tenants that one adapter can be shared with or offered to."""
-MAX_SHARED = 1000
-"""Adapters of other tenants that one list shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +30,6 @@ class Grant:
     tenant_id: str
     granted_at_ms: int
     granted_by: str
-
-
-@dataclass(frozen=True, slots=True)
-class SharedAdapter:
-    """An adapter of another tenant whose `latest` can be served.
-
-    base: the base model of that version.
-    """
-
-    owner_id: str
-    name: str
-    created_at_ms: int
-    base: BaseRef
 
 
 def grant(
@@ -118,38 +102,3 @@ def is_granted(conn: Connection, owner_id: str, name: str, grantee_id: str) -> b
         )
     )
     return bool(conn.execute(query).scalar_one())
-
-
-def list_shared(
-    conn: Connection, grantee_id: str, base_revisions: Collection[str]
-) -> list[SharedAdapter]:
-    """Adapters shared with the tenant for base models of these revisions, by owner and name."""
-    query = (
-        select(
-            adapters.c.tenant_id,
-            adapters.c.name,
-            adapters.c.created_at_ms,
-            adapter_versions.c.base_revision,
-            adapter_versions.c.base_model,
-            adapter_versions.c.base_variant,
-        )
-        .join(grants, grants.c.adapter_id == adapters.c.adapter_id)
-        .join(adapter_aliases, adapter_aliases.c.adapter_id == adapters.c.adapter_id)
-        .join(
-            adapter_versions,
-            (adapter_versions.c.adapter_id == adapters.c.adapter_id)
-            & (adapter_versions.c.version == adapter_aliases.c.version),
-        )
-        .where(
-            grants.c.grantee_id == grantee_id,
-            grants.c.tenant_id == adapters.c.tenant_id,
-            adapters.c.deleted_at_ms.is_(None),
-            adapter_aliases.c.alias == adapter_rows.LATEST,
-            adapter_versions.c.state == adapter_rows.READY,
-            adapter_versions.c.base_revision.in_(base_revisions),
-        )
-        .order_by(adapters.c.tenant_id, adapters.c.name)
-    )
-    return [
-        SharedAdapter(*row[:3], BaseRef(*row[3:])) for row in conn.execute(query.limit(MAX_SHARED))
-    ]

@@ -4,6 +4,7 @@ A tenant sees only offers that were made after it was created: nobody can offer 
 belongs to somebody.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,8 @@ from registry.tables import adapters
 
 MAX_LISTED = 100
 """Pending offers that one list shows."""
+MAX_ACCEPTED = 1000
+"""Accepted adapters that one list shows."""
 MAX_LISTED_PER_OWNER = 10
 """Pending offers of one owner that one list shows, the newest."""
 
@@ -59,6 +62,7 @@ class ReceivedOffer:
     adapter_id: str
     owner_id: str
     name: str
+    created_at_ms: int
     rank: int | None
     size_bytes: int | None
     base: BaseRef | None
@@ -128,16 +132,23 @@ def list_pending(conn: Connection, to: Addressee, now_ms: int) -> tuple[list[Rec
     return found, bool(rows) and rows[0].num_pending > len(rows)
 
 
-def list_accepted(conn: Connection, to: Addressee) -> list[ReceivedOffer]:
-    """Adapters that the tenant accepted and may use, by owner and name."""
+def list_accepted(
+    conn: Connection, tenant_id: str, base_revisions: Collection[str] | None = None
+) -> list[ReceivedOffer]:
+    """Adapters that the tenant accepted and may use, by owner and name.
+
+    base_revisions: lists only those whose `latest` is for a base model of these revisions.
+    """
     query = (
         _described(null(), granted.c.granted_at_ms)
         .join(granted, granted.c.adapter_id == adapters.c.adapter_id)
-        .where(granted.c.grantee_id == to.tenant_id, granted.c.tenant_id == adapters.c.tenant_id)
+        .where(granted.c.grantee_id == tenant_id, granted.c.tenant_id == adapters.c.tenant_id)
         .where(adapters.c.deleted_at_ms.is_(None))
         .order_by(adapters.c.tenant_id, adapters.c.name)
     )
-    return [_offer(*row) for row in conn.execute(query.limit(grants.MAX_SHARED))]
+    if base_revisions is not None:
+        query = query.where(versions.c.base_revision.in_(base_revisions))
+    return [_offer(*row) for row in conn.execute(query.limit(MAX_ACCEPTED))]
 
 
 def _pending(to: Addressee, now_ms: int) -> Subquery:
@@ -174,6 +185,7 @@ def _described(*times: ColumnElement[Any]) -> Select[Any]:
             adapters.c.adapter_id,
             adapters.c.tenant_id,
             adapters.c.name,
+            adapters.c.created_at_ms,
             versions.c.rank,
             versions.c.size_bytes,
             versions.c.base_revision,
@@ -196,8 +208,8 @@ def _described(*times: ColumnElement[Any]) -> Select[Any]:
 
 def _offer(*row: Any) -> ReceivedOffer:
     """Make an offer of the columns that `_described` selects."""
-    base = BaseRef(*row[5:8]) if row[5] else None
-    values = [*row[:5], base, *row[8:]]
+    base = BaseRef(*row[6:9]) if row[6] else None
+    values = [*row[:6], base, *row[9:]]
     return ReceivedOffer(*values)
 
 

@@ -2,6 +2,7 @@ import pytest
 from sqlalchemy import select
 
 from registry.catalog import adapter_rows, grants
+from registry.catalog.received_offers import list_accepted
 from registry.tables import adapter_events, audit_log
 from tests.registry.rows import add_version
 
@@ -56,7 +57,7 @@ def test_a_revoked_grant_is_over_at_once(connection, pirate):
     revoke(connection, pirate, B)
     assert not grants.is_granted(connection, A, "pirate", B)
     assert grants.is_granted(connection, A, "pirate", C)
-    assert grants.list_shared(connection, B, [BASE]) == []
+    assert list_accepted(connection, B, [BASE]) == []
 
 
 def test_granting_and_revoking_again_change_and_tell_nothing(connection, pirate):
@@ -75,14 +76,14 @@ def test_what_is_shared_is_listed_with_its_owner_while_it_can_be_served(connecti
     add_version(connection, C, "beta")
     for owner, name in ((A, "pirate"), (A, "old"), (C, "beta")):
         grant(connection, adapter_rows.find_adapter(connection, owner, name), B)
-    shared = grants.list_shared(connection, B, [BASE])
+    shared = list_accepted(connection, B, [BASE])
     assert [(s.owner_id, s.name) for s in shared] == [(A, "pirate"), (C, "beta")]
-    assert grants.list_shared(connection, A, [BASE]) == []
-    of_both = grants.list_shared(connection, B, [BASE, "0" * 64])
+    assert list_accepted(connection, A, [BASE]) == []
+    of_both = list_accepted(connection, B, [BASE, "0" * 64])
     assert [(s.name, s.base.revision) for s in of_both] == [
         ("old", "0" * 64), ("pirate", BASE), ("beta", BASE),
     ]  # fmt: skip
-    assert grants.list_shared(connection, B, []) == []
+    assert list_accepted(connection, B, []) == []
 
 
 def test_the_end_of_a_grant_is_told_of_the_owner_and_of_who_had_it(connection, pirate):

@@ -59,7 +59,7 @@ def pending(conn: Connection, to: Addressee = BOB, now_ms: int = NOW_MS) -> list
 
 
 def accepted(conn: Connection, to: Addressee = BOB) -> list[str]:
-    return [found.name for found in received_offers.list_accepted(conn, to)]
+    return [found.name for found in received_offers.list_accepted(conn, to.tenant_id)]
 
 
 def seen_by_owner(conn: Connection, adapter: Adapter) -> list[str]:

@@ -6,9 +6,9 @@ from fastapi import Request
 from pydantic import Field
 from sqlalchemy import Connection
 
-from registry.catalog import grants
 from registry.catalog.adapter_rows import DELETED, find_adapter_row, find_version_row
 from registry.catalog.names import model_not_found, parse_model
+from registry.catalog.received_offers import list_accepted
 from registry.errors import NotFound
 from server.accounts import tenants
 from server.accounts.auth import Identity
@@ -68,14 +68,14 @@ async def list_models(
             for adapter in catalog.list_adapters(conn, identity.tenant_id)
             if adapter.latest and (base := bases.serving(adapter.latest.base))
         ]
-        shared = grants.list_shared(conn, identity.tenant_id, bases.models.revisions)
+        shared = list_accepted(conn, identity.tenant_id, bases.models.revisions)
         names = tenants.names_of(conn, {adapter.owner_id for adapter in shared})
         return (
             own
             + [
                 _model(base, model, model, it.created_at_ms, owner)
                 for it in shared
-                if (base := bases.serving(it.base))
+                if it.base and (base := bases.serving(it.base))
                 for owner in (names[it.owner_id],)
                 for model in (f"{owner}/{it.name}",)
             ]

@@ -76,7 +76,7 @@ async def list_offers(
     def read(conn: Connection) -> OfferList:
         to, at_ms = _addressee(conn, identity), now_ms()
         pending, has_more = received_offers.list_pending(conn, to, at_ms)
-        found = pending + received_offers.list_accepted(conn, to)
+        found = pending + received_offers.list_accepted(conn, to.tenant_id)
         owners = tenants.names_of(conn, {offer.owner_id for offer in found})
         ids = {offer.adapter_id for offer in found}
         prices = prices_for(conn, at_ms, tenant_id=identity.tenant_id, adapter_ids=ids)
