@@ -144,7 +144,7 @@ def adapter_loading(retry_after_s: float | None = None) -> Unavailable:
 def failed(cause: str, **params: str | None) -> Fault:
     """The fault of a request that an engine ended; its code is the cause.
 
-    params: the paths of the `prompt` and of the `shape` in the request.
+    params: the paths of the `prompt` and of the `constraint` in the request.
     """
     if cause not in FAILURES:
         return Failed()
