@@ -130,6 +130,15 @@ class Limited(Fault):
 class Overloaded(Fault):
     """More requests wait already than can be served in time."""
 
+    def __init__(
+        self,
+        message: str = "The engine is overloaded. Try again shortly.",
+        *,
+        code: str | None = None,
+        retry_after_s: float = 1.0,
+    ) -> None:
+        super().__init__(message, code=code, retry_after_s=retry_after_s)
+
 
 class Unavailable(Fault):
     """A part of the service is away for a while; code says which."""

@@ -15,6 +15,7 @@ from registry.base_ref import BaseRef
 from registry.catalog.catalog import Catalog
 from registry.checks.validate import AdapterLimits
 from registry.checks.validator import Validator
+from registry.errors import Overloaded, Unavailable
 from registry.ref import AdapterRef
 from registry.storage.free_space import FreeSpace
 from registry.storage.storage import Storage, folder_of
@@ -77,7 +78,6 @@ from server.launch.settings import Settings
 from server.limits.inflow import Inflow
 from server.limits.memory import MemoryLimiter
 from server.pool.control_files import BaseEntry, numbered
-from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
 from server.pool.keys import PoolKeys
 from server.traces.spans import Tracer
 from server.webhooks.delivery import INTERVAL_S as WEBHOOKS_INTERVAL_S
@@ -253,7 +253,7 @@ def _prover(
             with base.keeper.visit():
                 await base.keeper.wake(_PROVER)
                 proof = await base.engines.prove(adapter, object_path, alone=alone)
-        except (PoolClosed, StillAsleep, TooManyWait) as error:
+        except (Unavailable, Overloaded) as error:
             raise EngineAwayError("the base model is at rest") from error
         metrics.note_proof(proof)
         return proof

@@ -4,6 +4,7 @@ The remaining amount is computed each time from the ledger's sums and the open h
 of the tenant; no counter is kept that could differ from them.
 
 BudgetExhausted   a hard budget does not cover the prompt and one token
+BudgetHeld        it would without the holds of other requests
 """
 
 from collections.abc import Collection
@@ -14,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.catalog.audit import record_audit
+from registry.errors import Limited, QuotaExceeded
 from server.accounts.tables import tenants
 from server.billing.holds import extend_hold, get_hold
 from server.billing.months import month_of
@@ -42,30 +44,30 @@ end a request must fit into the budgets of both months.
 """
 
 
-class BudgetExhausted(Exception):
-    """The remaining part of a hard budget does not cover the amount that is needed.
+class BudgetExhausted(QuotaExceeded):
+    """The remaining part of a hard budget does not cover the amount that is needed."""
 
-    is_held: whether it would without the holds of other requests, which will end.
-    """
-
-    def __init__(
-        self, kind: BudgetKind, remaining_nanousd: int, needed_nanousd: int, held_nanousd: int = 0
-    ) -> None:
+    def __init__(self, kind: BudgetKind, needed_nanousd: int) -> None:
         self.kind = kind
-        self.remaining_nanousd = remaining_nanousd
         self.needed_nanousd = needed_nanousd
-        self.is_held = needed_nanousd <= remaining_nanousd + held_nanousd
         what = {
             "monthly": "The monthly budget does not cover this request: raise it, or wait for next "
             "month. GET /v1/budgets says what is left.",
             "prepaid": "The prepaid credit does not cover this request: add to it. "
             "GET /v1/budgets says what is left.",
         }
-        held = (
+        super().__init__(what[kind])
+
+
+class BudgetHeld(Limited):
+    """A hard budget covers the amount only without the holds of other requests, which will end."""
+
+    def __init__(self, held_nanousd: int) -> None:
+        message = (
             f"Other requests of yours hold ${format_usd(held_nanousd)} of what is left of your "
             "money, until they end. Send this one again then."
         )
-        super().__init__(held if self.is_held else what[kind])
+        super().__init__(message, retry_after_s=1.0, scope="budget")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +125,7 @@ def cover(
     """Return how many completion tokens a new hold may cover, at most `wanted_tokens`.
 
     A tenant without a hard budget gets `wanted_tokens`. A tenant with one gets a multiple of
-    `num_answers`, and is locked until the transaction ends. Raises BudgetExhausted.
+    `num_answers`, and is locked until the transaction ends. Raises BudgetExhausted, BudgetHeld.
     """
     left = _lock_remaining(conn, tenant_id, now_ms)
     if left is None:
@@ -132,7 +134,9 @@ def cover(
     needed = amount_nanousd(num_prompt_tokens, 0, min(wanted_tokens, num_answers), price)
     # A request that costs nothing is always admitted, even if the remaining amount is negative.
     if needed > max(remaining, 0):
-        raise BudgetExhausted(kind, remaining, needed, held)
+        if needed <= remaining + held:
+            raise BudgetHeld(held)
+        raise BudgetExhausted(kind, needed)
     if 1 < noted <= remaining:
         conn.execute(sa.update(budgets).filter_by(tenant_id=tenant_id).values(needed_nanousd=1))
     remaining -= amount_nanousd(num_prompt_tokens, 0, 0, price)
@@ -172,9 +176,7 @@ def extend(
 
 
 def note_refusal(conn: Connection, tenant_id: str, refused: BudgetExhausted) -> None:
-    """Note what a refused request needs, unless so little is noted already, or will be there."""
-    if refused.is_held:
-        return
+    """Note what a refused request needs, unless so little is noted already."""
     noted, needed = budgets.c.needed_nanousd, refused.needed_nanousd
     update = sa.update(budgets).where((noted == 1) | (noted > needed))
     update = update.filter_by(tenant_id=tenant_id, kind=refused.kind, enforcement="hard")

@@ -24,7 +24,7 @@ from registry.errors import Limited, Overloaded, QuotaExceeded, Unavailable
 from server import logs
 from server.accounts.auth import Identity
 from server.adapters.names import resolve_adapter
-from server.billing.budgets import BudgetExhausted, cover, note_refusal
+from server.billing.budgets import BudgetExhausted, BudgetHeld, cover, note_refusal
 from server.billing.holds import Hold, open_hold
 from server.billing.price_tags import PriceTags
 from server.billing.prices import Price, price_for
@@ -53,7 +53,6 @@ from server.limits.adapter_limits import get_adapter_limits
 from server.limits.learned import LearnedTokens
 from server.limits.memory import MemoryLimiter
 from server.limits.rules import SEAT_SLACK_S, Grant, Limit
-from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
 from server.tools.grammar import AnswerForm
 from server.traces import spans
 
@@ -103,8 +102,6 @@ class Admission:
         ticket = Ticket(identity, request, request_id, timeouts or self.timeouts)
         try:
             await self._admit(ticket)
-        except PoolClosed:
-            raise errors.model_drained(ticket.base.model_id) from None
         except EngineDeadError:
             raise errors.engine_unavailable() from None
         except (QuotaExceeded, Limited, Overloaded) as refused:
@@ -257,14 +254,16 @@ class Admission:
         """
         hold, num_answers = hold_of(ticket, engine_id or ""), ticket.message.num_answers
 
-        def write(conn: Connection) -> int | BudgetExhausted:
+        def write(conn: Connection) -> int | QuotaExceeded | Limited:
             covered = hold
             if ticket.identity.has_hard_budget:
                 try:
                     covered = _covered(conn, hold, ticket.price, num_answers)
+                # Returned: raised, it would make its whole group run again, and undo the note.
                 except BudgetExhausted as refused:
-                    # Returned: raised, it would make its whole group run again, and undo the note.
                     note_refusal(conn, hold.tenant_id, refused)
+                    return refused
+                except BudgetHeld as refused:
                     return refused
             if engine_id is not None:
                 open_hold(conn, covered)
@@ -274,8 +273,8 @@ class Admission:
             lease = await self.database.write(write, order=hold.tenant_id)
         except LedgerUnavailable:
             raise errors.metering_unavailable() from None
-        if isinstance(lease, BudgetExhausted):
-            raise errors.budget_exhausted(lease)
+        if not isinstance(lease, int):
+            raise lease
         return lease
 
 
@@ -295,14 +294,8 @@ def _tell(ticket: Ticket) -> None:
 @spans.traced("wake")
 async def _wake(ticket: Ticket) -> None:
     """Wait for a base model that sleeps. Raises Unavailable and Overloaded, with a Retry-After."""
-    base = ticket.base
-    try:
-        await base.keeper.wake(ticket.tenant_id)
-    except StillAsleep as error:
-        raise errors.model_waking(base.model_id, error.retry_after_s) from None
-    except TooManyWait:
-        raise errors.overloaded() from None
-    _check_ready(base)
+    await ticket.base.keeper.wake(ticket.tenant_id)
+    _check_ready(ticket.base)
 
 
 def _check_ready(base: ServedBase) -> None:
@@ -311,7 +304,7 @@ def _check_ready(base: ServedBase) -> None:
 
 
 def _covered(conn: Connection, hold: Hold, price: Price, num_answers: int) -> Hold:
-    """The hold, cut to what a hard budget has left. Raises BudgetExhausted."""
+    """The hold, cut to what a hard budget has left. Raises BudgetExhausted, BudgetHeld."""
     lease = cover(
         conn,
         hold.tenant_id,

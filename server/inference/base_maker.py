@@ -63,7 +63,11 @@ class BaseMaker:
             load=_load(settings, running, engines),
             token_leases=token_leases,
             keeper=Keeper(
-                engines, running, Path(entry.home), _bounds(settings), number=self.number
+                engines,
+                running,
+                Path(entry.home),
+                _bounds(model.model_id, settings),
+                number=self.number,
             ),
         )
 
@@ -109,8 +113,9 @@ def _load(settings: Settings, running: Running, engines: Engines) -> LoadShedder
     )
 
 
-def _bounds(settings: Settings) -> KeeperConfig:
+def _bounds(model: str, settings: Settings) -> KeeperConfig:
     return KeeperConfig(
+        model=model,
         least=settings.engines,
         most=settings.most_engines,
         slo_first_token_s=settings.slo_first_token_s,

@@ -14,7 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from server.inference import errors
+from registry.errors import Overloaded
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class Encoders:
                 result: T = await job.result
                 return result
         except TimeoutError:
-            raise errors.overloaded() from None
+            raise Overloaded() from None
         finally:
             self._drop(tenant_id, job)
 
@@ -89,7 +89,7 @@ class Encoders:
             last = self._tenants[longest].waiting[-1]
             self._drop(longest, last)
             if not last.result.done():
-                last.result.set_exception(errors.overloaded())
+                last.result.set_exception(Overloaded())
 
     def _queue_length(self, tenant_id: str) -> float:
         """Share of the queue's room that a tenant's jobs take."""

@@ -14,11 +14,9 @@ from registry.errors import (
     Invalid,
     Limited,
     Overloaded,
-    QuotaExceeded,
     TimedOut,
     Unavailable,
 )
-from server.billing.budgets import BudgetExhausted
 
 _ADAPTER_RETRY_S = 5.0
 _MAX_SHOWN_IDS = 8
@@ -70,12 +68,6 @@ def request_suspected(retry_after_s: float | None) -> Fault:
 # ---- limits, and room ----
 
 
-def budget_exhausted(refused: BudgetExhausted) -> QuotaExceeded | Limited:
-    if refused.is_held:
-        return Limited(str(refused), retry_after_s=1.0, scope="budget")
-    return QuotaExceeded(str(refused))
-
-
 def queue_share_exceeded(waiting: int, asked: int, limit: int, *, retry_after_s: float) -> Limited:
     message = (
         f"{waiting} of your answers wait for their first token and this request asks for {asked} "
@@ -85,32 +77,14 @@ def queue_share_exceeded(waiting: int, asked: int, limit: int, *, retry_after_s:
     return Limited(message, retry_after_s=retry_after_s, scope="queue;tenant")
 
 
-def overloaded(retry_after_s: float = 1.0) -> Overloaded:
-    message = "The engine is overloaded. Try again shortly."
-    return Overloaded(message, retry_after_s=retry_after_s)
-
-
 def first_token_timeout(timeout_s: float) -> Overloaded:
     message = f"No token came within {timeout_s:g} s: too many requests wait. Nothing was billed."
-    return Overloaded(message, code="first_token_timeout", retry_after_s=1.0)
+    return Overloaded(message, code="first_token_timeout")
 
 
 def draining() -> Unavailable:
     message = "This server is shutting down and takes no new requests; another server will."
     return Unavailable(message, code="draining", retry_after_s=1.0)
-
-
-def model_drained(model: str) -> Unavailable:
-    message = f"The base model {model} takes no requests now; its operator has drained it."
-    return Unavailable(message, code="model_drained", retry_after_s=30.0)
-
-
-def model_waking(model: str, retry_after_s: float) -> Unavailable:
-    message = (
-        f"The base model {model} had gone to sleep and is being started. Send the request again "
-        "after the time in Retry-After. Nothing was billed."
-    )
-    return Unavailable(message, code="model_waking", retry_after_s=retry_after_s)
 
 
 def engine_unavailable() -> Unavailable:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from engine.wire.messages import Priority
+from registry.errors import Overloaded
 from server.accounts.auth import Identity
 from server.inference import errors
 from server.pool.running import Running, RunningRequest
@@ -68,7 +69,7 @@ class LoadShedder:
             )
         patience_s = self._max_wait_s * (_PATIENCE_OF_BATCH if priority is Priority.BATCH else 1.0)
         if (wait_s := self.wait_s(self._num_before(identity.tenant_id) + 1)) > patience_s:
-            raise errors.overloaded(retry_after_s=max(1.0, wait_s - patience_s))
+            raise Overloaded(retry_after_s=max(1.0, wait_s - patience_s))
 
     def explain(self, identity: Identity) -> JsonObject:
         """A tenant's share of the queue, in the form that `GET /v1/limits` shows."""

@@ -2,7 +2,7 @@
 
 from engine.errors import EngineAwayError, RequestRefused
 from engine.wire.messages import NOT_METERED, RequestOutput
-from registry.errors import Failed, Fault
+from registry.errors import Failed, Fault, Overloaded
 from server.inference import errors
 from server.inference.ticket import Ticket
 from server.pool.suspects import Suspected
@@ -41,7 +41,7 @@ def refusal_of(refused: RequestRefused | EngineAwayError | Suspected) -> Fault:
     if isinstance(refused, Suspected):
         return errors.request_suspected(refused.retry_after_s)
     if refused.reason == "queue_full":
-        return errors.overloaded()
+        return Overloaded()
     if refused.reason == NOT_METERED:
         return errors.metering_unavailable()
     return Failed()

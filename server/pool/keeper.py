@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from registry.errors import Overloaded, Unavailable
 from server.database.clock import now_ms
 from server.pool.autoscaler import SLO_SHARE, Autoscaler, pool_figures
 from server.pool.control_files import WantedEngines, wanted_file
@@ -45,22 +46,6 @@ MAX_DECISIONS = 50
 KeeperState = Literal["awake", "asleep", "closed"]
 
 
-class StillAsleep(Exception):
-    """The model did not wake in time.   retry_after_s: seconds after which it probably has."""
-
-    def __init__(self, retry_after_s: float) -> None:
-        super().__init__(f"try again in {retry_after_s:.0f} s")
-        self.retry_after_s = retry_after_s
-
-
-class TooManyWait(Exception):
-    """No more requests of the tenant, or of all, may wait for the model to wake."""
-
-
-class PoolClosed(Exception):
-    """The model takes no requests any more."""
-
-
 @dataclass(frozen=True, slots=True)
 class Decision:
     """A number of engines that was asked for.   reason: a clause without a full stop."""
@@ -72,7 +57,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperConfig:
-    """Bounds of a pool.
+    """Bounds of a pool.   model: the name of its base model.
 
     least, most: engines while it is awake.   slo_first_token_s: see `Autoscaler`.
     sleep_after_s: seconds without a request after which the engines end; None: never.
@@ -81,6 +66,7 @@ class KeeperConfig:
     is_alone: whether this machine has no other gateway.
     """
 
+    model: str
     least: int = 1
     most: int = 1
     slo_first_token_s: float = 2.0
@@ -131,17 +117,25 @@ class Waking:
         return True
 
     async def wait(self, tenant_id: str) -> None:
-        """Return once an engine takes requests. Raises StillAsleep, TooManyWait."""
+        """Return once an engine takes requests. Raises Unavailable if the model did not wake in
+        time, and Overloaded if no more requests, of the tenant or of all, may wait for that.
+        """
         share = max(1, math.floor(self._config.max_share * self._config.max_waiting))
         if self._waiting[tenant_id] >= share or self._waiting.total() >= self._config.max_waiting:
-            raise TooManyWait
+            raise Overloaded
         self._waiting[tenant_id] += 1
         deadline = self._clock() + self._config.wake_timeout_s
         try:
             while not self.look():
                 if (now_s := self._clock()) >= deadline:
                     since = now_s if self._since is None else self._since
-                    raise StillAsleep(max(1.0, since + self._took_s - now_s))
+                    raise Unavailable(
+                        f"The base model {self._config.model} had gone to sleep and is being "
+                        "started. Send the request again after the time in Retry-After. Nothing "
+                        "was billed.",
+                        code="model_waking",
+                        retry_after_s=max(1.0, since + self._took_s - now_s),
+                    )
                 await asyncio.sleep(_LOOK_S)
         finally:
             self._waiting -= Counter([tenant_id])
@@ -203,10 +197,12 @@ class Keeper:
     @contextmanager
     def visit(self) -> Iterator[None]:
         """Keep the engines while the block decides on a request, which may be refused, and then
-        keeps nothing awake. Raises PoolClosed.
+        keeps nothing awake. Raises Unavailable if the pool is closed.
         """
         if self.state == "closed":
-            raise PoolClosed
+            message = f"The base model {self._config.model} takes no requests now; its operator has"
+            message += " drained it."
+            raise Unavailable(message, code="model_drained", retry_after_s=30.0)
         self._num_visits += 1
         try:
             yield
@@ -216,7 +212,7 @@ class Keeper:
     async def wake(self, tenant_id: str) -> None:
         """Return once an engine takes requests, if the pool sleeps or was opened; else at once.
 
-        Raises StillAsleep, TooManyWait.
+        Raises Unavailable, with the time when it probably has woken, and Overloaded.
         """
         if self.state == "asleep":
             if not self._told:

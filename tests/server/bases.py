@@ -29,7 +29,9 @@ def change_base(gateway: Gateway, **changes: Any) -> None:
     base = gateway.bases.default
     if "engines" in changes:
         home = Path(base.home)
-        changes["keeper"] = Keeper(changes["engines"], base.running, home, KeeperConfig())
+        changes["keeper"] = Keeper(
+            changes["engines"], base.running, home, KeeperConfig(model="base")
+        )
     gateway.bases.add(replace(base, **changes))
 
 

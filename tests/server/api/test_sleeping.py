@@ -12,7 +12,7 @@ from tests.server.bases import change_base
 from tests.server.factories import NOW_MS
 from tests.server.in_process import InProcess
 
-CONFIG = KeeperConfig(sleep_after_s=60.0, wake_timeout_s=0.0)
+CONFIG = KeeperConfig(model="base", sleep_after_s=60.0, wake_timeout_s=0.0)
 LONG_CHAT = [{"role": "user", "content": "Good day to you. " * 300}]
 
 

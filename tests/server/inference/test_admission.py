@@ -11,9 +11,9 @@ import pytest
 
 from engine.errors import EngineAwayError
 from engine.wire.messages import AddRequest
+from registry.errors import Overloaded
 from registry.ref import AdapterRef
 from server.billing.budgets import Budget, set_budget
-from server.inference import errors
 from server.inference.encoders import Encoders
 from server.limits.memory import MemoryLimiter
 from tests.registry.publishing import publish
@@ -48,7 +48,7 @@ class Failing(FakeEngines):
 
 class Full(Encoders):
     async def run(self, tenant_id: str, size_bytes: int, work: Callable[[], T]) -> T:
-        raise errors.overloaded()
+        raise Overloaded()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.wire.messages import RequestOutput, TokenLogprobs
 from registry.catalog.names import model_not_found
-from registry.errors import Failed, QuotaExceeded
+from registry.errors import Failed, Overloaded, QuotaExceeded
 from server.inference import errors
 from server.inference.attempts import (
     Outcome,
@@ -31,7 +31,7 @@ def limited(scope: str) -> RateLimited:
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (errors.overloaded(), "overloaded"),
+        (Overloaded(), "overloaded"),
         (errors.first_token_timeout(5), "late"),
         (errors.engine_unavailable(), "unavailable"),
         (errors.draining(), "unavailable"),

@@ -61,7 +61,7 @@ class World:
         nothing: Any = None
         return ServedBase(
             entry.home, model, nothing, nothing, engines, running, nothing, nothing,
-            Keeper(engines, running, home, KeeperConfig(), lambda: self.now_s),
+            Keeper(engines, running, home, KeeperConfig(model="base"), lambda: self.now_s),
         )  # fmt: skip
 
     def entry(self, name: str, number: int = 1, **fields: Any) -> BaseEntry:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from engine.errors import EngineDeadError
 from engine.wire.delivery import Take
 from engine.wire.messages import AddRequest, RequestOutput
-from registry.errors import Damaged, Fault, Invalid, QuotaExceeded, TimedOut
+from registry.errors import Damaged, Fault, Invalid, Overloaded, QuotaExceeded, TimedOut
 from server.accounts.keys import create_key
 from server.api import recordings
 from server.api.errors import answer_of
@@ -515,7 +515,7 @@ class FakeKeys:
         (TimedOut("late"), 504),
         (RuntimeError("a bug"), 500),
         (errors.engine_unavailable(), None),
-        (errors.overloaded(), None),
+        (Overloaded(), None),
         (QuotaExceeded("poor"), None),
         (errors.too_many_idempotency_keys(9), None),
     ],

@@ -11,18 +11,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from registry.errors import Overloaded, Unavailable
 from server.pool.control_files import WantedEngines, wanted_file
 from server.pool.keeper import (
     MAX_DECISIONS,
     Keeper,
     KeeperConfig,
-    PoolClosed,
-    StillAsleep,
-    TooManyWait,
 )
 from server.pool.running import Running, RunningRequest
 
-CONFIG = KeeperConfig(sleep_after_s=60.0, wake_timeout_s=10.0, max_waiting=4, max_share=0.5)
+CONFIG = KeeperConfig(
+    model="base", sleep_after_s=60.0, wake_timeout_s=10.0, max_waiting=4, max_share=0.5
+)
 
 
 def request(request_id="r"):
@@ -131,7 +131,7 @@ def test_a_request_wakes_it_at_once_and_is_told_when_to_come_again(world):
         world.now_s += CONFIG.wake_timeout_s
         await waking
 
-    with pytest.raises(StillAsleep) as refused:
+    with pytest.raises(Unavailable, match="base had gone to sleep") as refused:
         asyncio.run(ask())
     assert refused.value.retry_after_s == 20.0
 
@@ -152,7 +152,7 @@ def test_a_waiting_request_goes_on_when_an_engine_is_there_and_the_next_is_told_
     world.engines.is_ready = False
     impatient = replace(CONFIG, wake_timeout_s=0.0)
     world.keeper._waking._config = impatient
-    with pytest.raises(StillAsleep) as refused:
+    with pytest.raises(Unavailable, match="base had gone to sleep") as refused:
         asyncio.run(world.keeper.wake("ten"))
     assert refused.value.retry_after_s == 4.0
 
@@ -202,14 +202,14 @@ def test_how_long_a_start_took_is_known_although_nobody_waited_for_it(world):
     world.keeper._waking._config = replace(CONFIG, wake_timeout_s=0.0)
     world.pass_time(60)
     world.engines.is_ready = False
-    with pytest.raises(StillAsleep):
+    with pytest.raises(Unavailable, match="base had gone to sleep"):
         asyncio.run(world.keeper.wake("ten"))
     world.now_s += 6
     world.engines.is_ready = True
     world.pass_time(0)
     world.pass_time(60)
     world.engines.is_ready = False
-    with pytest.raises(StillAsleep) as refused:
+    with pytest.raises(Unavailable, match="base had gone to sleep") as refused:
         asyncio.run(world.keeper.wake("ten"))
     assert refused.value.retry_after_s == 6.0
 
@@ -219,11 +219,11 @@ async def test_a_tenant_has_its_share_of_those_that_wait(world):
     world.engines.is_ready = False
     waiting = [asyncio.create_task(world.keeper.wake("greedy")) for _ in range(2)]
     await asyncio.sleep(0)
-    with pytest.raises(TooManyWait):
+    with pytest.raises(Overloaded):
         await world.keeper.wake("greedy")
     waiting += [asyncio.create_task(world.keeper.wake("other")) for _ in range(2)]
     await asyncio.sleep(0)
-    with pytest.raises(TooManyWait):
+    with pytest.raises(Overloaded):
         await world.keeper.wake("third")
     world.engines.is_ready = True
     await asyncio.gather(*waiting)
@@ -235,7 +235,7 @@ def test_a_closed_pool_keeps_its_engines_until_its_last_request_has_ended(world)
     world.keeper.close()
     world.pass_time(5)
     assert world.wanted is None
-    with pytest.raises(PoolClosed), world.keeper.visit():
+    with pytest.raises(Unavailable, match="drained"), world.keeper.visit():
         raise AssertionError
     world.running.remove(world.running.find("r"))
     world.pass_time(1)
@@ -283,7 +283,7 @@ def test_a_damaged_file_is_written_anew(tmp_path):
 def test_a_gateway_that_starts_goes_on_with_the_number_that_was_wanted(tmp_path):
     (tmp_path / "home").mkdir()
     wanted_file(tmp_path / "home").write(3)
-    world = World(tmp_path / "home", KeeperConfig(most=4))
+    world = World(tmp_path / "home", KeeperConfig(model="base", most=4))
     world.pass_time(1)
     assert world.wanted == 3
 

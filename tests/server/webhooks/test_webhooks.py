@@ -288,7 +288,7 @@ class Told:
         self.database.write_sync(write)
 
     def refuse(self, kind, needed):
-        refused = BudgetExhausted(kind, remaining_nanousd=99, needed_nanousd=needed)
+        refused = BudgetExhausted(kind, needed)
         self.database.write_sync(lambda c: budgets.note_refusal(c, self.tenant_id, refused))
 
     def pay(self, amount):
