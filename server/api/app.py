@@ -110,9 +110,8 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
             expose_headers=["*"],
         )  # fmt: skip
     app.add_middleware(
-        Edge, routed=app, metrics=gateway.metrics, write_line=write_line, tracer=gateway.tracer,
-        origins=origins,
-    )  # fmt: skip
+        Edge, metrics=gateway.metrics, write_line=write_line, tracer=gateway.tracer, origins=origins
+    )
     return app
 
 

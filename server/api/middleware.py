@@ -10,10 +10,9 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from fastapi import FastAPI
 from fastapi.responses import JSONResponse
-from fastapi.routing import iter_route_contexts
 from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lora.log_lines import trace_of
@@ -63,19 +62,16 @@ class Edge:
     def __init__(
         self,
         app: ASGIApp,
-        routed: FastAPI,
         metrics: Metrics,
         write_line: WriteLine,
         tracer: Tracer | None,
         origins: Collection[str],
     ):
         self._app = app
-        self._routed = routed
         self._metrics = metrics
         self._write_line = write_line
         self._tracer = tracer
         self._origins = origins
-        self._templates: dict[Any, str] = {}
         self._was_ready: bool | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,7 +83,7 @@ class Edge:
             scope = {**scope, "method": "GET"}  # answered as a GET; the server drops the body
         span = self._begin_span(method, scope)
         traceparent = span.traceparent if span else None
-        exchange = _Exchange(scope, method, send, self._metrics, self._template, traceparent)
+        exchange = _Exchange(scope, method, send, self._metrics, traceparent)
         try:
             if refused := _refusal(scope) or _refused_preflight(scope, self._origins):
                 await error_response(refused)(scope, receive, exchange.send)
@@ -129,21 +125,12 @@ class Edge:
         self._was_ready = is_well
         return level
 
-    def _template(self, scope: Scope) -> str | None:
-        """The route's path as it is declared; None where there is no such endpoint."""
-        if not self._templates:
-            self._templates = {
-                route.endpoint: route.path or ""
-                for route in iter_route_contexts(self._routed.routes)
-            }
-        return self._templates.get(scope.get("endpoint"))
-
 
 class _Exchange:
     """One request and its answer.
 
-    method: as the client sent it.   template: finds a scope's route, once it is routed.
-    status: None until the answer has begun.   traceparent: its place in its trace, if it has one.
+    method: as the client sent it.   status: None until the answer has begun.
+    traceparent: its place in its trace, if it has one.
     """
 
     def __init__(
@@ -152,13 +139,12 @@ class _Exchange:
         method: str,
         send: Send,
         metrics: Metrics,
-        template: Callable[[Scope], str | None],
         traceparent: str | None,
     ) -> None:
         self.status: int | None = None
         self._at_s = time.time()
         self._began_s = time.perf_counter()
-        self._scope, self._method, self._template = scope, method, template
+        self._scope, self._method = scope, method
         self._send = send
         self._metrics = metrics
         request_id = uuid.uuid4().hex
@@ -173,8 +159,7 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            route = self._template(self._scope) or ""
-            self._metrics.requests.labels(self._method, route, self.status).inc()
+            self._metrics.requests.labels(self._method, self._route or "", self.status).inc()
             message["headers"] = self._headed(message["headers"])
         await self._send(message)
 
@@ -192,6 +177,12 @@ class _Exchange:
             headed.append((b"x-client-request-id", self._client_request_id))
         return headed
 
+    @property
+    def _route(self) -> str | None:
+        """The endpoint's path as it is declared; None before it is found, or if there is none."""
+        route: BaseRoute | None = self._scope.get("route")
+        return route.path if isinstance(route, Route) else None
+
     def _elapsed_ms(self) -> float:
         return (time.perf_counter() - self._began_s) * 1000
 
@@ -203,7 +194,7 @@ class _Exchange:
             "request_id": self._request_id,
             "trace_id": self._traceparent and self._traceparent.split("-")[1],
             "method": self._method,
-            "route": self._template(self._scope),
+            "route": self._route,
             "status": self.status,
             "duration_ms": round(self._elapsed_ms(), 1),
             **self._notes,
