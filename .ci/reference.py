@@ -156,7 +156,8 @@ def route_rows(app: FastAPI) -> Iterator[Row]:
     rows = []
     for route in iter_route_contexts(app.routes):
         assert route.endpoint is not None
-        summary = _first_line(route.endpoint.__doc__) or _words(route.endpoint.__name__)
+        about = getattr(route.original_route, "description", "") or route.endpoint.__doc__
+        summary = _first_line(about) or _words(route.endpoint.__name__)
         who = _who_may_call(getattr(route.original_route, "dependant", None) and route.dependant)
         for method in sorted((route.methods or set()) - {"HEAD"}):
             rows.append((route.path_format or str(route.path), method, who, summary))

@@ -73,10 +73,10 @@ _ROUTERS = (
         inference, limits, models, adapters, sharing, offers, uploads, usage, receipts, statements,
         admin, base_limits, base_models, engines, prices, audit, problems,
     )),
-    *(router for module in (keys, audit_log, budgets, webhooks, model_routes)
-      for router in (module.router, module.admin_router)),
-    statements.admin_router, billing.router, billing.admin_router, simulate.router,
-    organization.router, exports.router, exports.admin_router, tokens.router, machines.router,
+    *(router for pair in (
+        keys.both, audit_log, budgets.both, webhooks.both, model_routes.both, billing.both, exports,
+    ) for router in (pair.router, pair.admin_router)),
+    statements.admin_router, simulate.router, organization.router, tokens.router, machines.router,
 )  # fmt: skip
 _METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
 

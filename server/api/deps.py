@@ -176,7 +176,7 @@ def show_identity(request: Request, identity: Identity) -> Identity:
 IdentityDep = Annotated[Identity, Depends(authenticate)]
 
 
-class _Scoped:
+class Scoped:
     """A dependency that is the caller's identity if its key has the scope. Raises 403."""
 
     def __init__(self, scope: str) -> None:
@@ -188,11 +188,11 @@ class _Scoped:
         return identity
 
 
-InferenceKey = Annotated[Identity, Depends(_Scoped(auth.INFERENCE))]
-AdaptersReadKey = Annotated[Identity, Depends(_Scoped(auth.ADAPTERS_READ))]
-AdaptersWriteKey = Annotated[Identity, Depends(_Scoped(auth.ADAPTERS_WRITE))]
-UsageKey = Annotated[Identity, Depends(_Scoped(auth.USAGE_READ))]
-TenantAdminKey = Annotated[Identity, Depends(_Scoped(auth.ADMIN))]
+InferenceKey = Annotated[Identity, Depends(Scoped(auth.INFERENCE))]
+AdaptersReadKey = Annotated[Identity, Depends(Scoped(auth.ADAPTERS_READ))]
+AdaptersWriteKey = Annotated[Identity, Depends(Scoped(auth.ADAPTERS_WRITE))]
+UsageKey = Annotated[Identity, Depends(Scoped(auth.USAGE_READ))]
+TenantAdminKey = Annotated[Identity, Depends(Scoped(auth.ADMIN))]
 
 
 def show_operator(request: Request) -> None:
@@ -248,7 +248,7 @@ async def usage_reader(request: Request, bearer: Bearer) -> str | None:
         show_operator(request)
         return None
     identity = await authenticate(request, bearer)
-    return (await _Scoped(auth.USAGE_READ)(identity)).tenant_id
+    return (await Scoped(auth.USAGE_READ)(identity)).tenant_id
 
 
 UsageReader = Annotated[str | None, Depends(usage_reader)]

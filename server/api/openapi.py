@@ -4,6 +4,7 @@ A route declares its path, its parameters, and the models of its body and of its
 Its possible errors follow from what it needs: a key, a body, an engine.
 """
 
+import re
 from collections.abc import Iterator
 
 from fastapi import FastAPI
@@ -222,6 +223,10 @@ def _complete(operation: JsonObject, route: RouteContext, method: str, schemas: 
         }
     refusals = {str(s): {"$ref": f"#/components/responses/Error{s}"} for s in sorted(statuses)}
     operation["responses"] = answers | refusals
+    names = re.findall(r"{(\w+)}", path)
+    operation.get("parameters", []).sort(
+        key=lambda it: names.index(it["name"]) if it["in"] == "path" else len(names)
+    )
     parameters = {it["name"]: it for it in operation.get("parameters", ())}
     for name, text in (_PARAMETERS | descriptions(route.description, parameters)).items():
         if name in parameters:

@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 
 from server.accounts import auth
 from server.accounts.keys import ApiKey, list_keys
+from server.api.accounts import Account
 from server.api.deps import DatabaseDep
 from server.api.endpoints.budgets import list_budgets
 from server.billing.rating import format_usd
@@ -64,7 +65,7 @@ async def spend(
     start_ms, end_ms = query.range_ms()
     tenant_id = viewer.identity.tenant_id
     only = query.selection(tenant_id)
-    given = (await list_budgets(database, viewer.identity)).data
+    given = (await list_budgets(Account(tenant_id), database)).data
 
     def read(conn: Connection) -> dict[str, Any]:
         days = sum_entries(conn, start_ms, end_ms, ["day"], only)

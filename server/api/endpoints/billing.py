@@ -9,9 +9,11 @@ from sqlalchemy import Connection
 
 from registry.errors import Invalid
 from server.accounts import tenants
+from server.accounts.auth import USAGE_READ
+from server.api.accounts import AccountDep, AccountEndpoints
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import DatabaseDep, SignerDep, UsageKey, operators_router, tenants_router
+from server.api.deps import DatabaseDep, SignerDep
 from server.api.endpoints.budgets import Dollars, nanousd
 from server.api.receipt_models import LedgerEntry
 from server.billing import budgets, credits
@@ -19,11 +21,9 @@ from server.billing.credits import CreditKind
 from server.billing.rating import format_usd
 from server.billing.receipts.receipt import Receipt
 from server.database.clock import now_ms
-from server.database.database import Database
 from server.text.json_object import JsonObject
 
-router = tenants_router()
-admin_router = operators_router()
+both = AccountEndpoints()
 
 MAX_AMOUNT_NANOUSD = 10**15
 """A million dollars, the most of one entry: nine thousand such entries still fit a balance."""
@@ -104,31 +104,35 @@ class _Posting:
         return LedgerEntry.model_validate(await self.database.write(write))
 
 
-@router.get("/balance")
-async def get_balance(database: DatabaseDep, identity: UsageKey) -> BalanceAnswer:
+@both("GET", "/balance", USAGE_READ, name="get_balance_of")
+async def get_balance(account: AccountDep, database: DatabaseDep) -> BalanceAnswer:
     """Get the tenant's balance, and how much of it is held for requests under way."""
-    return await _balance(database, identity.tenant_id)
+
+    def read(conn: Connection) -> BalanceAnswer:
+        found = tenants.get_tenant(conn, account.tenant)
+        sums = budgets.read_sums(conn, found.tenant_id, now_ms())
+        amounts: JsonObject = {}
+        for name in ("balance", "held", "available"):
+            amount = getattr(sums, f"{name}_nanousd")
+            amounts |= {f"{name}_nanousd": amount, f"{name}_usd": format_usd(amount)}
+        return BalanceAnswer(tenant_id=found.tenant_id, tenant=found.name, **amounts)
+
+    return await database.read(read)
 
 
-@admin_router.get("/tenants/{tenant}/balance")
-async def get_balance_of(tenant: str, database: DatabaseDep) -> BalanceAnswer:
-    """Get a tenant's balance, and how much of it is held for requests under way."""
-    return await _balance(database, tenant)
-
-
-@admin_router.post("/tenants/{tenant}/credits", status_code=201)
+@both.admin_router.post("/tenants/{tenant}/credits", status_code=201)
 async def add_credit(posting: Annotated[_Posting, Depends()]) -> LedgerEntry:
     """Give a tenant a credit."""
     return await posting.post("credit")
 
 
-@admin_router.post("/tenants/{tenant}/payments", status_code=201)
+@both.admin_router.post("/tenants/{tenant}/payments", status_code=201)
 async def add_payment(posting: Annotated[_Posting, Depends()]) -> LedgerEntry:
     """Record a payment of a tenant, made before or after it used anything."""
     return await posting.post("payment")
 
 
-@admin_router.post("/corrections", status_code=201)
+@both.admin_router.post("/corrections", status_code=201)
 async def add_correction(
     body: Annotated[_Correction, json_body(_Correction)],
     database: DatabaseDep,
@@ -162,18 +166,3 @@ def _amount_nanousd(body: _PostedAmount) -> int:
         limit = format_usd(MAX_AMOUNT_NANOUSD)
         raise Invalid(f"An amount is more than 0 and at most {limit} dollars.", param=param)
     return amount
-
-
-async def _balance(database: Database, tenant: str) -> BalanceAnswer:
-    """The balance of a tenant, given by id or name."""
-
-    def read(conn: Connection) -> BalanceAnswer:
-        found = tenants.get_tenant(conn, tenant)
-        sums = budgets.read_sums(conn, found.tenant_id, now_ms())
-        amounts: JsonObject = {}
-        for name in ("balance", "held", "available"):
-            amount = getattr(sums, f"{name}_nanousd")
-            amounts |= {f"{name}_nanousd": amount, f"{name}_usd": format_usd(amount)}
-        return BalanceAnswer(tenant_id=found.tenant_id, tenant=found.name, **amounts)
-
-    return await database.read(read)

@@ -8,9 +8,11 @@ from sqlalchemy import Connection
 
 from registry.errors import Fault, NotFound
 from server.accounts import tenants
+from server.accounts.auth import USAGE_READ
+from server.api.accounts import AccountDep, AccountEndpoints
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import DatabaseDep, IdentitiesDep, UsageKey, operators_router, tenants_router
+from server.api.deps import DatabaseDep, IdentitiesDep
 from server.api.endpoints.lists import ListAnswer
 from server.billing import budgets
 from server.billing.budgets import Budget, BudgetKind, Enforcement, Sums
@@ -18,8 +20,7 @@ from server.billing.months import end_of, month_of
 from server.billing.rating import format_usd
 from server.database.clock import now_ms
 
-router = tenants_router()
-admin_router = operators_router()
+both = AccountEndpoints()
 
 
 Dollars = Annotated[str, Field(pattern=r"^[0-9]{1,7}(\.[0-9]{1,9})?$")]
@@ -83,19 +84,13 @@ class BudgetDeleted(Answer):
     deleted: Literal[True] = True
 
 
-@router.get("/budgets")
-async def list_budgets(database: DatabaseDep, identity: UsageKey) -> BudgetList:
+@both("GET", "/budgets", USAGE_READ, name="list_budgets_of")
+async def list_budgets(account: AccountDep, database: DatabaseDep) -> BudgetList:
     """List the tenant's budgets, with what is held and what remains of each."""
-    return await database.read(lambda conn: _list(conn, identity.tenant_id))
+    return await database.read(lambda conn: _list(conn, account.tenant_id(conn)))
 
 
-@admin_router.get("/tenants/{tenant}/budgets")
-async def list_budgets_of(tenant: str, database: DatabaseDep) -> BudgetList:
-    """List a tenant's budgets, with what is held and what remains of each."""
-    return await database.read(lambda conn: _list(conn, tenants.get_tenant(conn, tenant).tenant_id))
-
-
-@admin_router.get("/tenants/{tenant}/budgets/{kind}/{enforcement}")
+@both.admin_router.get("/tenants/{tenant}/budgets/{kind}/{enforcement}")
 async def get_budget(
     tenant: str, kind: BudgetKind, enforcement: Enforcement, database: DatabaseDep
 ) -> BudgetAnswer:
@@ -103,7 +98,7 @@ async def get_budget(
     return await database.read(lambda conn: _get(conn, tenant, kind, enforcement))
 
 
-@admin_router.put("/tenants/{tenant}/budgets/{kind}/{enforcement}")
+@both.admin_router.put("/tenants/{tenant}/budgets/{kind}/{enforcement}")
 async def set_budget(
     tenant: str,
     kind: BudgetKind,
@@ -132,7 +127,7 @@ async def set_budget(
     return shown
 
 
-@admin_router.delete("/tenants/{tenant}/budgets/{kind}/{enforcement}")
+@both.admin_router.delete("/tenants/{tenant}/budgets/{kind}/{enforcement}")
 async def remove_budget(
     tenant: str,
     kind: BudgetKind,

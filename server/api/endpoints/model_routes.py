@@ -3,31 +3,28 @@
 In this module a route is what `server.inference.route` says, never a path of the API.
 """
 
-from collections.abc import Collection
 from typing import Annotated, Literal
 
+from fastapi import Request
 from pydantic import Field
 
+from server.accounts.auth import ADAPTERS_READ, ADAPTERS_WRITE
+from server.api.accounts import Account, AccountDep, AccountEndpoints
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import (
-    AdaptersReadKey,
-    AdaptersWriteKey,
-    BasesDep,
-    DatabaseDep,
-    RoutesDep,
-    operators_router,
-    tenants_router,
-)
+from server.api.deps import BasesDep, DatabaseDep, RoutesDep
 from server.api.endpoints.lists import ListAnswer
 from server.database.clock import now_ms
-from server.database.database import Database
 from server.inference import routes as kept
 from server.inference.route import MAX_MODELS, Route, RouteModel, Strategy
-from server.inference.routes import OPERATOR, Routes
+from server.inference.routes import OPERATOR
 
-router = tenants_router()
-admin_router = operators_router()
+
+async def _operators(request: Request) -> None:
+    request.state.account = Account(OPERATOR)
+
+
+both = AccountEndpoints(prefix="", account=_operators)
 
 # A header repeats the name, so it has no comma, semicolon or space.
 _Model = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/:+-]*$")]
@@ -94,111 +91,78 @@ class RouteDeleted(Answer):
     deleted: Literal[True] = True
 
 
-@router.get("/routes")
-async def list_routes(database: DatabaseDep, identity: AdaptersReadKey) -> RouteList:
+@both(
+    "GET",
+    "/routes",
+    ADAPTERS_READ,
+    name="list_operator_routes",
+    description="List the operator's routes, which every tenant may name.",
+)
+async def list_routes(account: AccountDep, database: DatabaseDep) -> RouteList:
     """List the tenant's own routes; `GET /v1/models` lists the operator's as well."""
-    return await _list(database, identity.tenant_id)
+    found = await database.read(lambda conn: kept.list_routes(conn, account.tenant))
+    return RouteList(data=[_answer(route) for route in found])
 
 
-@router.get("/routes/{route}")
-async def get_route(route: str, database: DatabaseDep, identity: AdaptersReadKey) -> RouteAnswer:
+@both(
+    "GET",
+    "/routes/{route}",
+    ADAPTERS_READ,
+    name="get_operator_route",
+    description="Get one of the operator's routes.",
+)
+async def get_route(route: str, account: AccountDep, database: DatabaseDep) -> RouteAnswer:
     """Get one of the tenant's routes."""
-    return await _get(database, identity.tenant_id, route)
+    return _answer(await database.read(lambda conn: kept.get_route(conn, account.tenant, route)))
 
 
-@router.put("/routes/{route}")
+@both(
+    "PUT",
+    "/routes/{route}",
+    ADAPTERS_WRITE,
+    name="set_operator_route",
+    description="Make a route that every tenant may name, or change it.\n\n"
+    "A tenant's own route or adapter of the same name comes first.",
+)
 async def set_route(
     route: str,
+    account: AccountDep,
     database: DatabaseDep,
     routes: RoutesDep,
     bases: BasesDep,
-    identity: AdaptersWriteKey,
     body: Annotated[_RouteBody, json_body(_RouteBody)],
 ) -> RouteAnswer:
     """Make a route, or change it; requests name it as `model`.
 
     It holds from the next request on, at the other gateways within two seconds.
     """
-    made = _of_body(identity.tenant_id, route, body)
-    return await _put(database, routes, made, bases.models.names, identity.actor)
-
-
-@router.delete("/routes/{route}")
-async def delete_route(
-    route: str, database: DatabaseDep, routes: RoutesDep, identity: AdaptersWriteKey
-) -> RouteDeleted:
-    """Delete one of the tenant's routes."""
-    return await _delete(database, routes, identity.tenant_id, route, identity.actor)
-
-
-@admin_router.get("/routes")
-async def list_operator_routes(database: DatabaseDep) -> RouteList:
-    """List the operator's routes, which every tenant may name."""
-    return await _list(database, OPERATOR)
-
-
-@admin_router.get("/routes/{route}")
-async def get_operator_route(route: str, database: DatabaseDep) -> RouteAnswer:
-    """Get one of the operator's routes."""
-    return await _get(database, OPERATOR, route)
-
-
-@admin_router.put("/routes/{route}")
-async def set_operator_route(
-    route: str,
-    body: Annotated[_RouteBody, json_body(_RouteBody)],
-    database: DatabaseDep,
-    routes: RoutesDep,
-    bases: BasesDep,
-) -> RouteAnswer:
-    """Make a route that every tenant may name, or change it.
-
-    A tenant's own route or adapter of the same name comes first.
-    """
-    made = _of_body(OPERATOR, route, body)
-    return await _put(database, routes, made, bases.models.names, "operator")
-
-
-@admin_router.delete("/routes/{route}")
-async def delete_operator_route(
-    route: str, database: DatabaseDep, routes: RoutesDep
-) -> RouteDeleted:
-    """Delete one of the operator's routes."""
-    return await _delete(database, routes, OPERATOR, route, "operator")
-
-
-async def _list(database: Database, owner: str) -> RouteList:
-    found = await database.read(lambda conn: kept.list_routes(conn, owner))
-    return RouteList(data=[_answer(route) for route in found])
-
-
-async def _get(database: Database, owner: str, name: str) -> RouteAnswer:
-    return _answer(await database.read(lambda conn: kept.get_route(conn, owner, name)))
-
-
-async def _put(
-    database: Database, routes: Routes, made: Route, base_ids: Collection[str], actor: str
-) -> RouteAnswer:
+    models = tuple(RouteModel(**model.model_dump()) for model in body.models)
+    made = Route(owner=account.tenant, name=route, strategy=body.strategy, models=models)
+    names, actor = bases.models.names, account.actor
     put = await database.write(
-        lambda conn: kept.put_route(conn, made, base_ids=base_ids, actor=actor, now_ms=now_ms())
+        lambda conn: kept.put_route(conn, made, base_ids=names, actor=actor, now_ms=now_ms())
     )
     routes.forget()
     return _answer(put)
 
 
-async def _delete(
-    database: Database, routes: Routes, owner: str, name: str, actor: str
+@both(
+    "DELETE",
+    "/routes/{route}",
+    ADAPTERS_WRITE,
+    name="delete_operator_route",
+    description="Delete one of the operator's routes.",
+)
+async def delete_route(
+    route: str, account: AccountDep, database: DatabaseDep, routes: RoutesDep
 ) -> RouteDeleted:
+    """Delete one of the tenant's routes."""
+    owner, actor = account.tenant, account.actor
     await database.write(
-        lambda conn: kept.remove_route(conn, owner, name, actor=actor, now_ms=now_ms())
+        lambda conn: kept.remove_route(conn, owner, route, actor=actor, now_ms=now_ms())
     )
     routes.forget()
-    return RouteDeleted(id=name)
-
-
-def _of_body(owner: str, name: str, body: _RouteBody) -> Route:
-    models = tuple(RouteModel(**model.model_dump()) for model in body.models)
-    return Route(owner=owner, name=name, strategy=body.strategy, models=models)
+    return RouteDeleted(id=route)
 
 
 def _answer(route: Route) -> RouteAnswer:

@@ -6,27 +6,19 @@ from pydantic import Field
 from sqlalchemy import Connection
 
 from registry.errors import Limited, NotFound
-from server.accounts import tenants
+from server.accounts.auth import ADMIN
+from server.api.accounts import Account, AccountDep, AccountEndpoints
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import (
-    DatabaseDep,
-    PepperDep,
-    TenantAdminKey,
-    WebhookRulesDep,
-    operators_router,
-    tenants_router,
-)
+from server.api.deps import DatabaseDep, PepperDep, WebhookRulesDep
 from server.api.endpoints.lists import ListAnswer
 from server.database.clock import now_ms
-from server.database.database import Database
 from server.text.times import unix_seconds
 from server.webhooks import events
 from server.webhooks.events import MAX_PENDING, Event, EventType, Webhook
-from server.webhooks.urls import MAX_URL_CHARACTERS, UrlRules, check_url
+from server.webhooks.urls import MAX_URL_CHARACTERS, check_url
 
-router = tenants_router()
-admin_router = operators_router()
+both = AccountEndpoints()
 
 MAX_EVENTS = 100
 
@@ -90,92 +82,23 @@ class WebhookEventList(ListAnswer[WebhookEvent]):
     """The latest events of a tenant, newest first."""
 
 
-@router.put("/webhook")
+@both("PUT", "/webhook", ADMIN, name="set_webhook_of")
 async def set_webhook(
+    account: AccountDep,
     database: DatabaseDep,
     pepper: PepperDep,
     webhook_rules: WebhookRulesDep,
-    identity: TenantAdminKey,
     body: Body,
 ) -> WebhookAnswer | WebhookMade:
     """Set the URL of the tenant's webhook.
 
     The first answer carries the secret, which stays the same when the URL changes.
     """
-    return await _set(database, pepper, webhook_rules, identity.tenant_id, body.url, identity.actor)
-
-
-@router.get("/webhook")
-async def get_webhook(database: DatabaseDep, identity: TenantAdminKey) -> WebhookAnswer:
-    """Get the tenant's webhook."""
-    return await _get(database, identity.tenant_id)
-
-
-@router.delete("/webhook")
-async def remove_webhook(database: DatabaseDep, identity: TenantAdminKey) -> WebhookDeleted:
-    """Remove the tenant's webhook."""
-    return await _remove(database, identity.tenant_id, identity.actor)
-
-
-@router.post("/webhook/test", status_code=202)
-async def send_test(database: DatabaseDep, identity: TenantAdminKey) -> WebhookEvent:
-    """Send a test event to the tenant's webhook; it is delivered within seconds."""
-    return await _test(database, identity.tenant_id)
-
-
-@router.get("/webhook/events")
-async def list_events(database: DatabaseDep, identity: TenantAdminKey) -> WebhookEventList:
-    """List the tenant's webhook events, newest first, with the state of their delivery."""
-    return await _events(database, identity.tenant_id)
-
-
-@admin_router.put("/tenants/{tenant}/webhook")
-async def set_webhook_of(
-    tenant: str,
-    body: Body,
-    database: DatabaseDep,
-    pepper: PepperDep,
-    webhook_rules: WebhookRulesDep,
-) -> WebhookAnswer | WebhookMade:
-    """Set the URL of a tenant's webhook.
-
-    The first answer carries the secret, which stays the same when the URL changes.
-    """
-    return await _set(database, pepper, webhook_rules, tenant, body.url, "operator")
-
-
-@admin_router.get("/tenants/{tenant}/webhook")
-async def get_webhook_of(tenant: str, database: DatabaseDep) -> WebhookAnswer:
-    """Get a tenant's webhook."""
-    return await _get(database, tenant)
-
-
-@admin_router.delete("/tenants/{tenant}/webhook")
-async def remove_webhook_of(tenant: str, database: DatabaseDep) -> WebhookDeleted:
-    """Remove a tenant's webhook."""
-    return await _remove(database, tenant, "operator")
-
-
-@admin_router.post("/tenants/{tenant}/webhook/test", status_code=202)
-async def send_test_of(tenant: str, database: DatabaseDep) -> WebhookEvent:
-    """Send a test event to a tenant's webhook; it is delivered within seconds."""
-    return await _test(database, tenant)
-
-
-@admin_router.get("/tenants/{tenant}/webhook/events")
-async def list_events_of(tenant: str, database: DatabaseDep) -> WebhookEventList:
-    """List a tenant's webhook events, newest first, with the state of their delivery."""
-    return await _events(database, tenant)
-
-
-async def _set(
-    database: Database, pepper: str, webhook_rules: UrlRules, tenant: str, url: str, actor: str
-) -> WebhookAnswer | WebhookMade:
-    check_url(url, webhook_rules)
+    check_url(body.url, webhook_rules)
 
     def write(conn: Connection) -> tuple[Webhook, bool]:
-        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
-        return events.set_webhook(conn, tenant_id, url, now_ms=now_ms(), actor=actor)
+        tenant_id = account.tenant_id(conn)
+        return events.set_webhook(conn, tenant_id, body.url, now_ms=now_ms(), actor=account.actor)
 
     webhook, is_new = await database.write(write)
     if not is_new:
@@ -183,45 +106,52 @@ async def _set(
     return WebhookMade.of_record(webhook, secret=events.secret_of(pepper, webhook.webhook_id))
 
 
-async def _get(database: Database, tenant: str) -> WebhookAnswer:
-    return WebhookAnswer.of_record(await database.read(lambda conn: _find(conn, tenant)))
+@both("GET", "/webhook", ADMIN, name="get_webhook_of")
+async def get_webhook(account: AccountDep, database: DatabaseDep) -> WebhookAnswer:
+    """Get the tenant's webhook."""
+    return WebhookAnswer.of_record(await database.read(lambda conn: _find(conn, account)))
 
 
-async def _remove(database: Database, tenant: str, actor: str) -> WebhookDeleted:
+@both("DELETE", "/webhook", ADMIN, name="remove_webhook_of")
+async def remove_webhook(account: AccountDep, database: DatabaseDep) -> WebhookDeleted:
+    """Remove the tenant's webhook."""
+
     def write(conn: Connection) -> None:
-        tenant_id = _find(conn, tenant).tenant_id
-        events.remove_webhook(conn, tenant_id, now_ms=now_ms(), actor=actor)
+        tenant_id = _find(conn, account).tenant_id
+        events.remove_webhook(conn, tenant_id, now_ms=now_ms(), actor=account.actor)
 
     await database.write(write)
     return WebhookDeleted()
 
 
-async def _test(database: Database, tenant: str) -> WebhookEvent:
+@both("POST", "/webhook/test", ADMIN, name="send_test_of", status_code=202)
+async def send_test(account: AccountDep, database: DatabaseDep) -> WebhookEvent:
+    """Send a test event to the tenant's webhook; it is delivered within seconds."""
+
     def write(conn: Connection) -> Event:
-        webhook = _find(conn, tenant)
-        if events.num_pending(conn, webhook.tenant_id) >= MAX_PENDING:
+        tenant_id = _find(conn, account).tenant_id
+        if events.num_pending(conn, tenant_id) >= MAX_PENDING:
             raise Limited(f"{MAX_PENDING} events wait for delivery already.", retry_after_s=60.0)
-        event = events.new_event(
-            webhook.tenant_id, "webhook.test", {"tenant_id": webhook.tenant_id}, now_ms=now_ms()
-        )
+        data = {"tenant_id": tenant_id}
+        event = events.new_event(tenant_id, "webhook.test", data, now_ms=now_ms())
         events.insert_event(conn, event)
         return event
 
     return _event(await database.write(write))
 
 
-async def _events(database: Database, tenant: str) -> WebhookEventList:
-    def read(conn: Connection) -> list[Event]:
-        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
-        return events.list_events(conn, tenant_id, MAX_EVENTS + 1)
-
-    found = await database.read(read)
+@both("GET", "/webhook/events", ADMIN, name="list_events_of")
+async def list_events(account: AccountDep, database: DatabaseDep) -> WebhookEventList:
+    """List the tenant's webhook events, newest first, with the state of their delivery."""
+    found = await database.read(
+        lambda conn: events.list_events(conn, account.tenant_id(conn), MAX_EVENTS + 1)
+    )
     data = [_event(event) for event in found[:MAX_EVENTS]]
     return WebhookEventList(data=data, has_more=len(found) > MAX_EVENTS)
 
 
-def _find(conn: Connection, tenant: str) -> Webhook:
-    found = events.get_webhook(conn, tenants.get_tenant(conn, tenant).tenant_id)
+def _find(conn: Connection, account: Account) -> Webhook:
+    found = events.get_webhook(conn, account.tenant_id(conn))
     if found is None:
         raise NotFound("There is no webhook.", code="webhook_not_found")
     return found

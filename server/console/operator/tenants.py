@@ -10,9 +10,10 @@ from sqlalchemy import Connection
 
 from server.accounts.auth import SCOPES
 from server.accounts.keys import MAX_NAME, list_keys
+from server.api.accounts import Account
 from server.api.deps import DatabaseDep
 from server.api.endpoints.admin import get_tenant
-from server.api.endpoints.budgets import list_budgets_of
+from server.api.endpoints.budgets import list_budgets
 from server.billing import request_log
 from server.billing.budgets import read_sums
 from server.billing.receipts.receipt import SPEND_KINDS
@@ -101,6 +102,6 @@ async def show(
         scopes=sorted(SCOPES),
         max_name=MAX_NAME,
         once=secrets.token_hex(16),
-        budgets=(await list_budgets_of(tenant_id, database)).data,
+        budgets=(await list_budgets(Account(tenant_id), database)).data,
         **await database.read(read),
     )
