@@ -19,20 +19,14 @@ from server.accounts.tables import tenants
 from server.billing.entries import lock_ledger
 from server.billing.months import end_of, month_before, month_of
 from server.billing.receipts.receipt import SPEND_KINDS, Receipt
-from server.billing.receipts.rows import (
-    PAGE_SIZE,
-    SIGNED_AMOUNT,
-    Place,
-    is_tenants,
-    read_receipts,
-    select_receipts,
-)
+from server.billing.receipts.rows import SIGNED_AMOUNT, is_tenants, read_receipts, select_receipts
 from server.billing.receipts.signing import Signer
 from server.billing.statement_figures import SCHEMA, StatementFigures, canonical, sha256_of
 from server.billing.storage_charges import posted_until_ms
 from server.billing.tables import IS_OPEN, entries, holds, statements, tenant_accounts
 from server.database.clock import database_now_ms
 from server.database.database import Database
+from server.database.pages import PAGE_SIZE
 from server.text.json_object import JsonObject
 from server.text.times import rfc3339
 
@@ -320,12 +314,11 @@ def _page(
     conn: Connection, tenant_id: str, period: str, figures: StatementFigures
 ) -> list[Receipt]:
     """Return a page of a month's receipts after those that are in `figures`."""
-    of, place = entries.c, Place(tenant_id, figures.last_receipt_seq or 0)
-    query = select_receipts().where(of.tenant_id == tenant_id, of.period == period)
-    # `read_receipts` compares the place, too, but both databases need this form to begin there in
-    # the index of the month.
-    query = query.where(of.receipt_seq > place.receipt_seq)
-    return read_receipts(conn, query, place, PAGE_SIZE)
+    of, last_seq = entries.c, figures.last_receipt_seq or 0
+    query = select_receipts().where(
+        of.tenant_id == tenant_id, of.period == period, of.receipt_seq > last_seq
+    )
+    return read_receipts(conn, query.limit(PAGE_SIZE))
 
 
 def _addressee(conn: Connection, tenant_id: str) -> dict[str, str | None]:

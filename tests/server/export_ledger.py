@@ -10,11 +10,11 @@ from sqlalchemy.engine import Connection
 from server.billing import ledger
 from server.billing.entries import Draft, post_entries
 from server.billing.exports.formats import ExportFormat, open_encoder
-from server.billing.exports.pages import Range, last_entry_id, place_of_entry
+from server.billing.exports.pages import Place, Range, last_entry_id, place_of_entry
 from server.billing.exports.stream import stream
 from server.billing.prices import ensure_price
 from server.billing.receipts.receipt import UNDOING, tenant_account
-from server.billing.receipts.rows import KEPT_KINDS, Place
+from server.billing.receipts.rows import KEPT_KINDS
 from server.billing.storage_stretches import Stretch, post_stretches
 from server.billing.tables import entries
 from server.database.database import Database

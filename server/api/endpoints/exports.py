@@ -20,10 +20,9 @@ from server.api.endpoints.statements import check_period
 from server.api.times import Time, parse_range
 from server.billing.exports import schedules
 from server.billing.exports.formats import INFO, Encoder, ExportFormat, open_encoder
-from server.billing.exports.pages import Range, last_entry_id, place_of_entry
+from server.billing.exports.pages import Place, Range, last_entry_id, place_of_entry
 from server.billing.exports.schedules import Interval, Schedule
 from server.billing.exports.stream import stream
-from server.billing.receipts.rows import Place
 from server.database.clock import now_ms
 from server.database.database import Database
 

@@ -7,8 +7,9 @@ import sqlalchemy as sa
 
 from server.billing.audit.report import Finding, Scope, differences
 from server.billing.rating import TokenPrices, amount_nanousd, is_free_error
-from server.billing.receipts.rows import PAGE_SIZE, TOKEN_PRICES
+from server.billing.receipts.rows import TOKEN_PRICES
 from server.billing.tables import IS_OPEN, entries, holds, incidents, price_versions, usage_events
+from server.database.pages import pages
 
 _GRACE_MS = 60_000
 """Time after expiry in which an open hold is no finding.
@@ -36,11 +37,10 @@ Row = Mapping[str, Any]
 
 def check_holds(scope: Scope) -> Iterator[Finding]:
     """Compare every hold with its event and its price."""
-    query = _select_holds().order_by(holds.c.request_id).limit(PAGE_SIZE)
+    query = _select_holds()
     if scope.since_ms:
         query = query.where(holds.c.created_at_ms >= scope.since_ms)
-    after = ""
-    while page := scope.conn.execute(query.where(holds.c.request_id > after)).mappings().all():
+    for page in pages(scope.conn, query, holds.c.request_id):
         for row in map(dict[str, Any], page):
             subject = f"hold {row['request_id']}"
             tokens, price = (row["num_prompt_tokens"], 0, row["token_lease"]), TokenPrices.of(row)
@@ -54,7 +54,6 @@ def check_holds(scope: Scope) -> Iterator[Finding]:
                 if not _is_known(scope, row["request_id"], finding.detail):
                     yield finding
         scope.count("holds", len(page))
-        after = page[-1]["request_id"]
 
 
 def check_open_holds(scope: Scope) -> Iterator[Finding]:
@@ -71,19 +70,16 @@ def check_open_holds(scope: Scope) -> Iterator[Finding]:
         hold.expires_at_ms < scope.now_ms - _LOST_MS,
         sa.and_(hold.expires_at_ms < scope.now_ms - _GRACE_MS, settled_past),
     )
-    query = sa.select(hold.request_id, hold.engine_id, hold.expires_at_ms)
-    query = query.where(IS_OPEN, is_late).order_by(hold.request_id).limit(PAGE_SIZE)
-    after = ""
-    while page := scope.conn.execute(query.where(hold.request_id > after)).all():
+    query = sa.select(hold.request_id, hold.engine_id, hold.expires_at_ms).where(IS_OPEN, is_late)
+    for page in pages(scope.conn, query, hold.request_id):
         for row in page:
             yield Finding(
                 check="open holds",
-                subject=f"hold {row.request_id}",
-                detail=f"is open past its expiry, at engine {row.engine_id}",
-                expected=row.expires_at_ms,
+                subject=f"hold {row['request_id']}",
+                detail=f"is open past its expiry, at engine {row['engine_id']}",
+                expected=row["expires_at_ms"],
                 found=scope.now_ms,
             )
-        after = page[-1].request_id
     num_open = scope.conn.execute(sa.select(sa.func.count()).where(IS_OPEN)).scalar_one()
     scope.count("open holds", num_open)
 

@@ -24,9 +24,10 @@ from engine.wire.records import (
 from server.billing.audit.entries import id_windows
 from server.billing.audit.report import Finding, Scope, differences
 from server.billing.ledger import event_of
-from server.billing.receipts.rows import PAGE_SIZE, is_tenants
+from server.billing.receipts.rows import is_tenants
 from server.billing.storage_stretches import drafts_of, has_price, residency_stretches
 from server.billing.tables import journal_positions, kept_events, usage_events
+from server.database.pages import PAGE_SIZE, pages
 
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _TOTALS = ("num_ends", *_COUNTS)
@@ -104,26 +105,24 @@ def check_numbers(scope: Scope) -> Iterator[Finding]:
         query = query.where(usage.engine_id == engine_id)
         if scope.since_ms:
             query = query.where(usage.posted_at_ms >= scope.since_ms)
-        query = query.order_by(usage.journal_seq).limit(PAGE_SIZE)
-        number, after = None if scope.since_ms else 0, -1
+        number = None if scope.since_ms else 0
         num_known = missing.get(f"engine {engine_id}", 0)
-        while page := scope.conn.execute(query.where(usage.journal_seq > after)).all():
+        for page in pages(scope.conn, query, usage.journal_seq):
             for row in page:
-                expected = row.number if number is None else number + 1
-                num_missing = row.number - expected
+                expected = row["number"] if number is None else number + 1
+                num_missing = row["number"] - expected
                 if 0 < num_missing <= num_known:
                     num_known -= num_missing
                 elif num_missing:
                     first = f"end {expected} of engine {engine_id}"
                     yield Finding(
                         check="journals",
-                        subject=f"{first}, before request {row.request_id}",
+                        subject=f"{first}, before request {row['request_id']}",
                         detail="has no event",
                         expected=expected,
-                        found=row.number,
+                        found=row["number"],
                     )
-                number = row.number
-            after = page[-1].journal_seq
+                number = row["number"]
 
 
 def check_journal_files(scope: Scope, engine_dir: Path) -> Iterator[Finding]:

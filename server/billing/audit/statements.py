@@ -10,13 +10,13 @@ import sqlalchemy as sa
 from server.billing.audit.report import UNREADABLE, Finding, Scope, differences
 from server.billing.audit.sums import integer_sum
 from server.billing.receipts.check import statement_faults
-from server.billing.receipts.rows import PAGE_SIZE, SIGNED_AMOUNT, iterate_receipts, select_receipts
+from server.billing.receipts.rows import SIGNED_AMOUNT, iterate_receipts, select_receipts
 from server.billing.receipts.signing_keys import list_keys
 from server.billing.statement_figures import StatementFigures
+from server.billing.statements import Statement
 from server.billing.tables import entries, statements
+from server.database.pages import pages
 from server.text.times import rfc3339
-
-Row = sa.Row[Any]
 
 
 def check_statements(scope: Scope) -> Iterator[Finding]:
@@ -63,7 +63,7 @@ def check_documents(scope: Scope) -> Iterator[Finding]:
         opening = (row.tenant_id, opening[1] + row.total_nanousd)
 
 
-def _document(scope: Scope, row: Row) -> dict[str, Any]:
+def _document(scope: Scope, row: Statement) -> dict[str, Any]:
     """Return the document's fields as its receipts determine them now. Raises UNREADABLE."""
     figures, of = StatementFigures(), entries.c
     query = select_receipts().where(of.tenant_id == row.tenant_id, of.period == row.period)
@@ -78,15 +78,12 @@ def _document(scope: Scope, row: Row) -> dict[str, Any]:
     }
 
 
-def _statements(scope: Scope) -> Iterator[Row]:
-    """Yield all statements by tenant, oldest first; they are read a page at a time."""
-    table, after = statements.c, ("", "")
-    query = sa.select(statements).order_by(table.tenant_id, table.period).limit(PAGE_SIZE)
-    place = sa.tuple_(table.tenant_id, table.period)
-    while page := scope.conn.execute(query.where(place > sa.tuple_(*map(sa.literal, after)))).all():
-        yield from page
-        after = (page[-1].tenant_id, page[-1].period)
+def _statements(scope: Scope) -> Iterator[Statement]:
+    """Yield all statements by tenant, oldest first."""
+    key = statements.c.tenant_id, statements.c.period
+    for page in pages(scope.conn, sa.select(statements), *key):
+        yield from (Statement(**row) for row in page)
 
 
-def _name(row: Row) -> str:
+def _name(row: Statement) -> str:
     return f"statement {row.tenant_id}/{row.period}"

@@ -11,7 +11,7 @@ from server.billing.audit.entries import id_windows
 from server.billing.audit.report import UNREADABLE, Finding, Scope, differences
 from server.billing.months import month_of
 from server.billing.receipts.receipt import SPEND_KINDS
-from server.billing.receipts.rows import PAGE_SIZE, SIGNED_AMOUNT
+from server.billing.receipts.rows import SIGNED_AMOUNT
 from server.billing.tables import (
     ROLLUP_SUMS,
     USAGE_SUMS,
@@ -23,6 +23,7 @@ from server.billing.tables import (
     usage_rollups,
 )
 from server.billing.usage import WIDTH_MS, Dimension, Selection, entry_rows
+from server.database.pages import pages
 
 _DAY_MS = WIDTH_MS["day"]
 _DIMENSIONS_OF_DAYS = ("kind", "key", "model")
@@ -73,20 +74,17 @@ def check_accounts(scope: Scope) -> Iterator[Finding]:
     account = tenant_accounts.c
     end = sa.and_(entry.tenant_id == account.tenant_id, entry.receipt_seq == account.receipt_seq)
     query = sa.select(tenant_accounts, entry.sha256).outerjoin(entries, end)
-    query = query.order_by(account.tenant_id).limit(PAGE_SIZE)
-    after = ""
-    while page := scope.conn.execute(query.where(account.tenant_id > after)).all():
+    for page in pages(scope.conn, query, account.tenant_id):
         for row in page:
-            balance, count, seq = sums.pop(row.tenant_id, [0, 0, 0])
+            balance, count, seq = sums.pop(row["tenant_id"], [0, 0, 0])
             pairs = {
-                "balance_nanousd": (balance, row.balance_nanousd),
-                "receipt_seq": (seq, row.receipt_seq),
-                "number of receipts": (row.receipt_seq, count),
-                "receipt_sha256": (row.sha256, row.receipt_sha256),
+                "balance_nanousd": (balance, row["balance_nanousd"]),
+                "receipt_seq": (seq, row["receipt_seq"]),
+                "number of receipts": (row["receipt_seq"], count),
+                "receipt_sha256": (row["sha256"], row["receipt_sha256"]),
             }
-            yield from differences("accounts", f"tenant {row.tenant_id}", pairs)
+            yield from differences("accounts", f"tenant {row['tenant_id']}", pairs)
         scope.count("accounts", len(page))
-        after = page[-1].tenant_id
     for tenant_id in sums:
         yield Finding(
             check="accounts", subject=f"tenant {tenant_id}", detail="has entries and no account"
@@ -120,7 +118,10 @@ def check_months(scope: Scope) -> Iterator[Finding]:
 
 def check_rollups(scope: Scope) -> Iterator[Finding]:
     """Compare the sums of each hour and day with its entries; one without entries is a finding."""
-    for tenant_id in _tenant_ids(scope):
+    # All that have an account or a sum.
+    tables = (tenant_accounts, usage_rollups, usage_days)
+    all_ids = sa.union(*(sa.select(table.c.tenant_id) for table in tables)).subquery()
+    for tenant_id in scope.conn.scalars(sa.select(all_ids).order_by(all_ids.c.tenant_id)).all():
         begin = _next_day(scope, tenant_id, scope.since_ms - scope.since_ms % _DAY_MS)
         while begin is not None:
             end = begin + _DAY_MS
@@ -143,17 +144,6 @@ def _compare(check: str, subject: str, expected: _Sums, found: _Sums) -> Iterato
     for key in sorted(expected.keys() | found.keys()):
         name = " ".join(str(part) for part in (subject, *key) if part != "")
         yield from differences(check, name, {"sums": (expected.get(key), found.get(key))})
-
-
-def _tenant_ids(scope: Scope) -> Iterator[str]:
-    """Yield the ids of all tenants that have an account or a sum."""
-    tables = (tenant_accounts, usage_rollups, usage_days)
-    all_ids = sa.union(*(sa.select(table.c.tenant_id) for table in tables)).subquery()
-    query = sa.select(all_ids.c.tenant_id).order_by(all_ids.c.tenant_id).limit(PAGE_SIZE)
-    after = ""
-    while page := list(scope.conn.scalars(query.where(all_ids.c.tenant_id > after))):
-        yield from page
-        after = page[-1]
 
 
 def _next_day(scope: Scope, tenant_id: str, begin: int) -> int | None:

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.billing.receipts.receipt import Receipt
-from server.billing.receipts.rows import Place, is_tenants, sealed_receipt, select_receipts
+from server.billing.receipts.rows import is_tenants, read_receipts, select_receipts
 from server.billing.tables import entries, ledger_head
 
 PAGE_SIZE = 500
@@ -16,6 +16,14 @@ MAX_STEPS = 64
 _MAX_MS = 2**62
 
 _entries = entries.c
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A reader's position: the last receipt that it has, in order of tenant and then seq."""
+
+    tenant_id: str = ""
+    receipt_seq: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +123,7 @@ def _read(conn: Connection, within: Range, place: Place, size: int) -> list[Rece
         _entries.entry_id <= within.through,
         *_in_time(within),
     )
-    rows = conn.execute(query.order_by(seq)).mappings()
-    return [sealed_receipt(dict(row)) for row in rows]
+    return read_receipts(conn, query)
 
 
 def _in_time(within: Range) -> tuple[sa.ColumnElement[bool], ...]:

@@ -22,7 +22,7 @@ from registry.storage.storage import Storage, folder_of
 from registry.storage.work_dir import WorkDir
 from server.billing.exports.formats import INFO, Encoder, ExportFormat, open_encoder
 from server.billing.receipts.receipt import Receipt
-from server.billing.receipts.rows import sealed_receipt, select_receipts
+from server.billing.receipts.rows import read_receipts, select_receipts
 from server.billing.tables import entries, scheduled_exports, tenant_accounts
 from server.database import clock
 from server.database.database import Database
@@ -210,7 +210,7 @@ def _last_seq(conn: Connection, tenant_id: str) -> int:
 def _read(conn: Connection, tenant_id: str, first: int, last: int) -> list[Receipt]:
     seq = entries.c.receipt_seq
     query = select_receipts().where(entries.c.tenant_id == tenant_id, seq.between(first, last))
-    return [sealed_receipt(dict(row)) for row in conn.execute(query.order_by(seq)).mappings()]
+    return read_receipts(conn, query)
 
 
 def _is(tenant_id: str, format: ExportFormat) -> tuple[sa.ColumnElement[bool], ...]:

@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from server.billing.exports.formats import Encoder
-from server.billing.exports.pages import PAGE_SIZE, Page, Range, read_page
-from server.billing.receipts.rows import Place
+from server.billing.exports.pages import PAGE_SIZE, Page, Place, Range, read_page
 from server.database.database import Database
 
 

@@ -5,7 +5,6 @@ same names, so that an exported receipt is the one that was signed.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,6 +14,7 @@ from engine.wire.messages import PROOF_TENANT
 from server.billing.rating import format_usd
 from server.billing.receipts.receipt import CHARGES, Receipt, tenant_account
 from server.billing.tables import entries, kept_events, price_versions, usage_events
+from server.database.pages import pages
 from server.text.times import rfc3339
 
 _SAME = (
@@ -37,8 +37,6 @@ NO_EVENT: Mapping[str, Any] = dict.fromkeys(
 )
 """The columns of an event and its prices, all None, for an entry without an event."""
 
-PAGE_SIZE = 1000
-
 SIGNED_AMOUNT = sa.case(
     (
         entries.c.debit_account == sa.literal(tenant_account("")) + entries.c.tenant_id,
@@ -52,14 +50,6 @@ SIGNED_AMOUNT = sa.case(
 def is_tenants(tenant_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     """Whether a row belongs to a tenant, and not to a proof, whose rows belong to nobody."""
     return tenant_id != PROOF_TENANT
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A reader's position: the last receipt that it has, in order of tenant and then seq."""
-
-    tenant_id: str = ""
-    receipt_seq: int = 0
 
 
 def receipt_of(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,32 +99,13 @@ def select_receipts() -> sa.Select[Any]:
     return sa.select(*columns).select_from(joined)
 
 
-def after(query: sa.Select[Any], place: Place) -> sa.Select[Any]:
-    """Restrict a query to receipts after a place, and put them in order."""
-    tenant_id, seq = entries.c.tenant_id, entries.c.receipt_seq
-    # Written without a row value, so that the planners of both databases use the index.
-    query = query.where(
-        tenant_id >= place.tenant_id,
-        sa.or_(tenant_id > place.tenant_id, seq > place.receipt_seq),
-    )
-    return query.order_by(tenant_id, seq)
-
-
-def read_receipts(
-    conn: Connection, query: sa.Select[Any], place: Place, limit: int = PAGE_SIZE
-) -> list[Receipt]:
-    """Read at most `limit` receipts after a place."""
-    rows = conn.execute(after(query, place).limit(limit)).mappings()
+def read_receipts(conn: Connection, query: sa.Select[Any]) -> list[Receipt]:
+    """Read receipts of one tenant, in the order of their seqs."""
+    rows = conn.execute(query.order_by(entries.c.receipt_seq)).mappings()
     return [sealed_receipt(dict(row)) for row in rows]
-
-
-def place_of(receipt: Receipt) -> Place:
-    return Place(str(receipt["tenant_id"]), int(receipt["receipt_seq"] or 0))
 
 
 def iterate_receipts(conn: Connection, query: sa.Select[Any]) -> Iterator[Receipt]:
     """Yield all receipts of a query. One connection is held meanwhile; pages are read from it."""
-    place = Place()
-    while page := read_receipts(conn, query, place):
-        yield from page
-        place = place_of(page[-1])
+    for page in pages(conn, query, entries.c.tenant_id, entries.c.receipt_seq):
+        yield from (sealed_receipt(dict(row)) for row in page)

@@ -12,11 +12,11 @@ from engine.wire.messages import PROOF_TENANT
 from server.billing.exports import pages
 from server.billing.exports.csv_rows import cell, parse_cell
 from server.billing.exports.formats import FORMATS, open_encoder
-from server.billing.exports.pages import Range, last_entry_id, read_page
+from server.billing.exports.pages import Place, Range, last_entry_id, read_page
 from server.billing.exports.reading import read_export
 from server.billing.exports.stream import stream
 from server.billing.receipts.receipt import COLUMNS
-from server.billing.receipts.rows import Place, sealed_receipt, select_receipts
+from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.tables import entries
 from tests.server.export_ledger import TEXTS, exported, fill, use
 from tests.server.factories import NOW_MS

@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import os
 import sqlite3
 import stat
@@ -12,6 +13,7 @@ from registry.catalog.audit import record_audit
 from registry.errors import Conflict
 from registry.tables import audit_log
 from server.accounts.tenants import create_tenant, list_tenants
+from server.billing.tables import monthly_spend
 from server.database.database import (
     DEFAULT_FILE,
     Database,
@@ -20,6 +22,7 @@ from server.database.database import (
     LedgerUnavailable,
     UnsupportedDatabase,
 )
+from server.database.pages import pages
 from tests.server.factories import NOW_MS
 
 
@@ -117,6 +120,22 @@ def test_a_read_cannot_write(each_database):
         each_database.read_sync(note("sneaked in"))
     assert each_database.read_sync(targets) == []
     each_database.write_sync(note("allowed"))
+
+
+@pytest.mark.parametrize("key", [("tenant_id", "month"), ("amount_nanousd",)])
+def test_pages_have_every_row_once_in_the_order_of_their_key(each_database, key):
+    rows = [
+        {"tenant_id": tenant_id, "month": month, "amount_nanousd": number}
+        for number, (tenant_id, month) in enumerate(
+            itertools.product("abc", ("2026-01", "2026-02"))
+        )
+    ]
+    each_database.write_sync(lambda c: c.execute(sa.insert(monthly_spend), rows[::-1]))
+    columns, query = [monthly_spend.c[name] for name in key], sa.select(monthly_spend)
+    for size in (2, 4, 7):
+        found = each_database.read_sync(lambda c: list(pages(c, query, *columns, size=size)))  # noqa: B023
+        assert [len(page) for page in found[:-1]] == [size] * (len(found) - 1)
+        assert [dict(row) for page in found for row in page] == rows
 
 
 def test_a_full_queue_refuses_at_once(database_url, tmp_path):
