@@ -64,28 +64,20 @@ class SettlerConfig:
 
 @dataclass(slots=True)
 class EngineLag:
-    """How far one engine's journal is settled, for metrics.
+    """How far a settler has settled one engine's journal; metrics tell of it.
 
     complete_at_ms: when all of the journal was last settled.
     num_failures: passes that failed since the last that succeeded.
+    num_skipped: passes to come that leave the engine out.
+    voided_at_ms: last search for expired holds.
+    is_lost: whether the journal is another one than was settled so far.
     """
 
     settled_seq: int = 0
     last_seq: int = 0
     complete_at_ms: int | None = None
     num_failures: int = 0
-
-
-@dataclass(slots=True)
-class _Engine:
-    """The state of one engine.
-
-    skip: passes that still leave the engine out.   voided_at_ms: last search for expired holds.
-    is_lost: whether the journal is another one than was settled so far.
-    """
-
-    lag: EngineLag
-    skip: int = 0
+    num_skipped: int = 0
     voided_at_ms: int = 0
     is_lost: bool = False
 
@@ -97,6 +89,7 @@ class Settler:
     since an engine deletes the records of its journal that are settled.
     engine_ids: returns the engines whose journals can be read now.
     tracer: exports the settlement of traced requests; None where there are no traces.
+    lags: of every current engine, by engine id.
     """
 
     def __init__(
@@ -119,16 +112,11 @@ class Settler:
         self._now_ms = now_ms
         self._config = config or SettlerConfig()
         self._tracer = tracer
-        self._engines: dict[str, _Engine] = {}
+        self.lags: dict[str, EngineLag] = {}
         self._woken = asyncio.Event()
         self._settled_once = asyncio.Event()
         self._passing = asyncio.Lock()
         self._stopping = asyncio.Event()
-
-    @property
-    def lags(self) -> dict[str, EngineLag]:
-        """Lag of every current engine, by engine id."""
-        return {engine_id: engine.lag for engine_id, engine in self._engines.items()}
 
     def wake(self) -> None:
         """Make `run` settle soon, since there are new end records, not at the next poll."""
@@ -173,7 +161,7 @@ class Settler:
         """
         async with self._passing:
             there = dict.fromkeys(self._engine_ids())
-            self._engines = {id: engine for id, engine in self._engines.items() if id in there}
+            self.lags = {id: lag for id, lag in self.lags.items() if id in there}
             settled = [self._settle_engine(id, patient) for id in there]
             is_settled = all(await asyncio.gather(*settled))
         if settled and is_settled:
@@ -181,26 +169,26 @@ class Settler:
         return is_settled
 
     async def _settle_engine(self, engine_id: str, patient: bool) -> bool:
-        engine = self._engines.setdefault(engine_id, _Engine(EngineLag()))
-        if patient and engine.skip > 0:
-            engine.skip -= 1
+        lag = self.lags.setdefault(engine_id, EngineLag())
+        if patient and lag.num_skipped > 0:
+            lag.num_skipped -= 1
             return False
         try:
             if not await self._leases.hold(LEASE + engine_id):
-                engine.lag = EngineLag()  # what another settler does is not known here
+                self.lags[engine_id] = EngineLag()  # what another settler does is not known here
                 return True
-            while not await self._settle_group(engine_id, engine):
+            while not await self._settle_group(engine_id, lag):
                 pass
         except _TRANSIENT as error:
-            engine.skip = min(2**engine.lag.num_failures, self._config.max_skipped)
-            engine.lag.num_failures += 1
-            if engine.lag.num_failures == 1:
+            lag.num_skipped = min(2**lag.num_failures, self._config.max_skipped)
+            lag.num_failures += 1
+            if lag.num_failures == 1:
                 logger.warning("journal of %s cannot be settled: %s", engine_id, error)
             return False
-        engine.lag.num_failures = 0
-        return not engine.is_lost
+        lag.num_failures = 0
+        return not lag.is_lost
 
-    async def _settle_group(self, engine_id: str, engine: _Engine) -> bool:
+    async def _settle_group(self, engine_id: str, lag: EngineLag) -> bool:
         """Read and post one group. Returns True when there is nothing more to post for now."""
 
         def look(conn: Connection) -> tuple[int, int]:
@@ -214,16 +202,16 @@ class Settler:
             self._config.read_timeout_s,
         )
         if found.engine_id != engine_id or found.last_seq < position:
-            await self._note_lost(engine_id, engine, found, position)
+            await self._note_lost(engine_id, lag, found, position)
             return True
-        engine.is_lost = False
-        engine.lag.settled_seq, engine.lag.last_seq = position, found.last_seq
+        lag.is_lost = False
+        lag.settled_seq, lag.last_seq = position, found.last_seq
         if found.records:
             result = await self._post(found)
-            engine.lag.settled_seq = result.settled_seq
+            lag.settled_seq = result.settled_seq
         if found.complete:
-            engine.lag.complete_at_ms = as_of_ms
-            await self._void_expired(engine_id, engine, found, as_of_ms)
+            lag.complete_at_ms = as_of_ms
+            await self._void_expired(engine_id, lag, found, as_of_ms)
         return found.complete or not found.records
 
     async def _post(self, found: JournalRecords) -> PostResult:
@@ -241,14 +229,14 @@ class Settler:
         return result
 
     async def _void_expired(
-        self, engine_id: str, engine: _Engine, found: JournalRecords, as_of_ms: int
+        self, engine_id: str, lag: EngineLag, found: JournalRecords, as_of_ms: int
     ) -> None:
-        due_at_ms = engine.voided_at_ms + self._config.void_interval_s * 1000
+        due_at_ms = lag.voided_at_ms + self._config.void_interval_s * 1000
         # A clock that was set back must not delay the next search by as much.
-        if engine.voided_at_ms <= as_of_ms < due_at_ms:
+        if lag.voided_at_ms <= as_of_ms < due_at_ms:
             return
         was_set_ahead = as_of_ms > due_at_ms + _LATE_MS
-        engine.voided_at_ms = as_of_ms
+        lag.voided_at_ms = as_of_ms
 
         def void(conn: Connection) -> list[str]:
             holds.renew(conn, engine_id, found.open_request_ids, as_of_ms)
@@ -266,10 +254,10 @@ class Settler:
             logger.info("voided %d holds that %s never used", len(voided), engine_id)
 
     async def _note_lost(
-        self, engine_id: str, engine: _Engine, found: JournalRecords, position: int
+        self, engine_id: str, lag: EngineLag, found: JournalRecords, position: int
     ) -> None:
         """Record that the journal is not the one settled so far; nothing is posted or voided."""
-        if engine.is_lost:
+        if lag.is_lost:
             return
         detail = f"settled to {position}; {found.engine_id} answers with {found.last_seq} records"
         logger.error("journal of %s is lost: %s", engine_id, detail)
@@ -284,7 +272,7 @@ class Settler:
             )
 
         await self._database.write(note)
-        engine.is_lost = True
+        lag.is_lost = True
 
 
 async def _happens(event: asyncio.Event, timeout_s: float) -> bool:
