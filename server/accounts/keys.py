@@ -7,7 +7,7 @@ the tenant first, so that no key is made, or makes another, while it is being re
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -26,7 +26,7 @@ from server.accounts.lineage import (
     parse_scopes,
 )
 from server.accounts.tables import api_keys
-from server.limits.amounts import LIMITS
+from server.limits.amounts import LIMITS, Amounts
 
 # The scope `admin` makes its holder the tenant's admin, so a key gets it only when asked for.
 DEFAULT_SCOPES = SCOPES - {ADMIN}
@@ -41,7 +41,7 @@ MAX_PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiKey:
+class ApiKey(Amounts):
     """All facts about a key that may be listed, so not the key itself.
 
     created_by: id of the key that made it; None for the operator.   replaces: id of the key that it
@@ -58,9 +58,6 @@ class ApiKey:
     created_at_ms: int
     created_by: str | None = None
     replaces: str | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    max_concurrency: int | None = None
     expires_at_ms: int | None = None
     revoked_at_ms: int | None = None
     last_used_at_ms: int | None = None
@@ -414,9 +411,8 @@ def _insert(
         created_at_ms=now_ms,
         **{"bucket_id": key_id, **values},
     )
-    row = {field: getattr(key, field) for field in ApiKey.__slots__}
-    row |= {"hmac": auth.digest(pepper, plaintext)}
-    conn.execute(sa.insert(api_keys).values(**_stored(row)))
+    row = _stored(asdict(key)) | {"hmac": auth.digest(pepper, plaintext)}
+    conn.execute(sa.insert(api_keys).values(**row))
     return key, plaintext
 
 
@@ -427,7 +423,7 @@ def _stored(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _api_key(row: RowMapping) -> ApiKey:
-    values = {name: row[name] for name in ApiKey.__slots__}
+    values = {field.name: row[field.name] for field in fields(ApiKey)}
     return ApiKey(**values | {"scopes": parse_scopes(row["scopes"])})
 
 

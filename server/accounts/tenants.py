@@ -3,17 +3,18 @@
 import re
 import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from registry.catalog.audit import in_words, record_audit
 from registry.catalog.events import record_event
 from registry.errors import Conflict, Invalid, NotFound
 from server.accounts.tables import tenants
 from server.database.upsert import upsert
+from server.limits.amounts import Amounts
 
 # A tenant's name is the owner in `owner/name`, so it has the alphabet of an adapter's name.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -27,16 +28,13 @@ TenantStatus = Literal["active", "suspended"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TenantLimits:
+class TenantLimits(Amounts):
     """Limits of a tenant; None is no limit.
 
     max_queue_share: share of the engines' queues that the tenant may hold, in (0, 1]; None: the
     setting's.   weight: the tenant's share of busy engines, relative to other tenants' weights.
     """
 
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    max_concurrency: int | None = None
     max_queue_share: float | None = None
     weight: float = 1.0
     max_adapters: int | None = None
@@ -44,8 +42,8 @@ class TenantLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenant:
-    """A tenant.
+class Tenant(TenantLimits):
+    """A tenant, with its limits.
 
     ignore_unknown_fields: whether its requests' unknown fields are left out, not refused.
     legal_name, address: what its statements are addressed to.
@@ -56,7 +54,6 @@ class Tenant:
     name: str
     status: TenantStatus
     plan: str
-    limits: TenantLimits
     ignore_unknown_fields: bool = False
     legal_name: str | None = None
     address: str | None = None
@@ -74,29 +71,19 @@ def create_tenant(
     actor: str = "operator",
 ) -> Tenant:
     """Make an active tenant. Raises Invalid, Conflict."""
-    limits = limits or TenantLimits()
     if not _NAME.fullmatch(name):
         raise Invalid(f"A tenant's name is {_NAME_IN_WORDS}.", param="name")
-    _check_limits(limits)
-    check_plan(plan)
     tenant = Tenant(
         tenant_id=f"ten_{secrets.token_hex(8)}",
         name=name,
         status="active",
         plan=plan,
-        limits=limits,
         cache_salt=secrets.token_hex(16),
         created_at_ms=now_ms,
+        **_checked(limits or TenantLimits()),
     )
-    values = {
-        "tenant_id": tenant.tenant_id,
-        "name": name,
-        "status": tenant.status,
-        "plan": plan,
-        "cache_salt": tenant.cache_salt,
-        "created_at_ms": now_ms,
-    }
-    insert = upsert(conn.dialect.name, tenants).values(**values, **_limit_values(limits))
+    check_plan(plan)
+    insert = upsert(conn.dialect.name, tenants).values(**asdict(tenant))
     insert = insert.on_conflict_do_nothing(index_elements=["name"])
     if conn.scalar(insert.returning(tenants.c.tenant_id)) is None:
         message = f"A tenant named {name!r} exists already."
@@ -107,7 +94,7 @@ def create_tenant(
 
 def list_tenants(conn: Connection) -> list[Tenant]:
     rows = conn.execute(sa.select(tenants).order_by(tenants.c.created_at_ms, tenants.c.tenant_id))
-    return [_tenant(row._mapping) for row in rows]
+    return [Tenant(**row._mapping) for row in rows]
 
 
 def get_tenant(conn: Connection, tenant: str) -> Tenant:
@@ -119,7 +106,7 @@ def get_tenant(conn: Connection, tenant: str) -> Tenant:
         sa.or_(tenants.c.tenant_id == tenant, tenants.c.name == tenant)
     )
     # An id wins over another tenant's name that looks like it.
-    rows = [_tenant(row._mapping) for row in conn.execute(query)]
+    rows = [Tenant(**row._mapping) for row in conn.execute(query)]
     if not rows:
         raise _unknown(tenant)
     return min(rows, key=lambda row: row.tenant_id != tenant)
@@ -156,8 +143,7 @@ def resume_tenant(conn: Connection, tenant_id: str, *, now_ms: int) -> None:
 
 def set_limits(conn: Connection, tenant_id: str, limits: TenantLimits, *, now_ms: int) -> None:
     """Replace all limits of a tenant. Raises Invalid, NotFound."""
-    _check_limits(limits)
-    values = _limit_values(limits)
+    values = _checked(limits)
     _change(conn, tenant_id, values, "limits", in_words(values), now_ms)
 
 
@@ -200,28 +186,12 @@ def _unknown(tenant: str) -> NotFound:
     return NotFound(message, code="tenant_not_found", param="tenant")
 
 
-def _check_limits(limits: TenantLimits) -> None:
-    for name, value in _limit_values(limits).items():
+def _checked(limits: TenantLimits) -> dict[str, Any]:
+    """Return the limits alone, by name. Raises Invalid."""
+    values = {field.name: getattr(limits, field.name) for field in fields(TenantLimits)}
+    for name, value in values.items():
         if value is not None and value <= 0:
             raise Invalid(f"{name} is positive, or left out for no limit.", param=name)
     if limits.max_queue_share is not None and limits.max_queue_share > 1:
         raise Invalid("max_queue_share is a share: at most 1.", param="max_queue_share")
-
-
-def _limit_values(limits: TenantLimits) -> dict[str, Any]:
-    return {f.name: getattr(limits, f.name) for f in fields(TenantLimits)}
-
-
-def _tenant(row: RowMapping) -> Tenant:
-    return Tenant(
-        tenant_id=row["tenant_id"],
-        name=row["name"],
-        status=row["status"],
-        plan=row["plan"],
-        limits=TenantLimits(**{f.name: row[f.name] for f in fields(TenantLimits)}),
-        ignore_unknown_fields=row["ignore_unknown_fields"],
-        legal_name=row["legal_name"],
-        address=row["address"],
-        cache_salt=row["cache_salt"],
-        created_at_ms=row["created_at_ms"],
-    )
+    return values

@@ -1,10 +1,12 @@
 """Limits of an adapter for all its users together: its owner and the tenants it is shared with."""
 
+from dataclasses import asdict
+
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.catalog.adapter_rows import owner_of
-from registry.catalog.audit import record_audit
+from registry.catalog.audit import in_words, record_audit
 from registry.tables import adapters
 from server.limits.amounts import Amounts
 from server.limits.rules import Limit
@@ -25,15 +27,8 @@ def set_adapter_limits(
     tenant_id = owner_of(conn, adapter_id)
     assert tenant_id is not None
     amounts.write(conn, adapter_limits, {"adapter_id": adapter_id, "tenant_id": tenant_id})
-    record_audit(
-        conn,
-        tenant_id,
-        "adapter.limits",
-        str(amounts),
-        target=adapter_id,
-        at_ms=now_ms,
-        actor=actor,
-    )
+    action, detail = "adapter.limits", in_words(asdict(amounts))
+    record_audit(conn, tenant_id, action, detail, target=adapter_id, at_ms=now_ms, actor=actor)
 
 
 def limits_of_adapters(

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import Table
 from sqlalchemy.engine import Connection, RowMapping
 
-from registry.catalog.audit import in_words
 from server.database.upsert import upsert
 from server.limits.rules import Limit, Metric, Scope
 
@@ -50,7 +49,3 @@ class Amounts:
         elements = [column.name for column in table.primary_key]
         insert = upsert(conn.dialect.name, table).values(**key, **asdict(self))
         conn.execute(insert.on_conflict_do_update(index_elements=elements, set_=asdict(self)))
-
-    def __str__(self) -> str:
-        """The amounts as the audit log tells them."""
-        return in_words(asdict(self))

@@ -1,9 +1,11 @@
 """Limits of a tenant on one base model, with and without adapters, which the operator sets."""
 
+from dataclasses import asdict
+
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from registry.catalog.audit import record_audit
+from registry.catalog.audit import in_words, record_audit
 from registry.errors import Conflict
 from server.limits.amounts import Amounts
 from server.limits.rules import Limit
@@ -49,15 +51,8 @@ def set_base_limits(
                 param="base_model",
             )
         amounts.write(conn, base_limits, key)
-    record_audit(
-        conn,
-        tenant_id,
-        "tenant.base_limits",
-        str(amounts),
-        target=base_model,
-        at_ms=now_ms,
-        actor=actor,
-    )
+    action, detail = "tenant.base_limits", in_words(asdict(amounts))
+    record_audit(conn, tenant_id, action, detail, target=base_model, at_ms=now_ms, actor=actor)
 
 
 def scope_id(tenant_id: str, base_model: str) -> str:

@@ -217,7 +217,7 @@ async def change_tenant(
     def change(conn: Connection) -> Tenant:
         found = tenants.get_tenant(conn, tenant)
         if named:
-            limits = dataclasses.replace(found.limits, **named)
+            limits = dataclasses.replace(found, **named)
             tenants.set_limits(conn, found.tenant_id, limits, now_ms=now_ms())
         tenants.set_details(conn, found.tenant_id, changes, now_ms=now_ms())
         if "monthly_budget" in body.model_fields_set:
@@ -287,5 +287,4 @@ def _monthly_budgets(conn: Connection, tenant_id: str | None = None) -> dict[str
 
 def _tenant(tenant: Tenant, monthly_budgets: Mapping[str, str]) -> TenantAnswer:
     monthly_budget = monthly_budgets.get(tenant.tenant_id)
-    limits = dataclasses.asdict(tenant.limits)
-    return TenantAnswer.of_record(tenant, monthly_budget=monthly_budget, **limits)
+    return TenantAnswer.of_record(tenant, monthly_budget=monthly_budget)

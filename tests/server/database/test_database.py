@@ -347,7 +347,7 @@ def test_two_writers_that_deadlock_both_finish(make_postgres, migrated_postgres,
     writes = [databases[0].submit(cross("a1", "b1")), databases[1].submit(cross("b1", "a1"))]
     for write in writes:
         write.result()
-    weights = [t.limits.weight for t in databases[0].read_sync(list_tenants)]
+    weights = [t.weight for t in databases[0].read_sync(list_tenants)]
     assert weights == [3.0, 3.0]
     for database in databases:
         database.close()
