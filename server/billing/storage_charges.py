@@ -9,6 +9,7 @@ as never deleted. A gateway that was down posts all days that it missed.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -25,6 +26,8 @@ from server.database.upsert import upsert
 
 Account = Literal["storage", "pins"]
 ACCOUNTS: tuple[Account, ...] = ("storage", "pins")
+Place = tuple[int, str]
+"""A day, numbered from 1970-01-01, and the cursor of a page of what was kept on it."""
 
 PAGE_SIZE = 100
 """Objects or pins in one transaction: 27 ms of the ledger's lock, on SQLite and 2 busy cores."""
@@ -57,37 +60,13 @@ class Kept:
         """
         num_posted = 0
         for account in ACCOUNTS:
-            while (day := await self._due(account)) is not None:
-                num_posted += await self._post_day(account, day)
+            place: Place | None = (0, "")
+            while place is not None:
+                posted, place = await self._database.write(partial(self.post_page, account, place))
+                num_posted += posted
         while count := await self._database.write(self._post_residency):
             num_posted += count
         return num_posted
-
-    async def _due(self, account: Account) -> int | None:
-        """Return the first day since the first start that is over and not posted, or None.
-
-        Days are numbered from 1970-01-01.
-        """
-        last, now = await self._database.read(
-            lambda conn: (_posted_day(conn, account), self._now_ms(conn))
-        )
-        if last is None:
-            await self._database.write(lambda conn: _begin(conn, account, self._now_ms(conn)))
-            return None
-        return last + 1 if (last + 2) * DAY_MS + _GRACE_MS <= now else None
-
-    async def _post_day(self, account: Account, day: int) -> int:
-        num_posted, place = 0, ""
-
-        def post(conn: Connection) -> tuple[int, str | None]:
-            return self._post_page(conn, account, day, place)
-
-        while True:
-            posted, after = await self._database.write(post)
-            num_posted += posted
-            if after is None:
-                return num_posted
-            place = after
 
     def _post_residency(self, conn: Connection) -> int:
         lock_ledger(conn)
@@ -95,23 +74,32 @@ class Kept:
         stretches = take_days(conn, (now - _GRACE_MS) // DAY_MS, self._page_size)
         return len(post_stretches(conn, self._signer, stretches, now))
 
-    def _post_page(
-        self, conn: Connection, account: Account, day: int, place: str
-    ) -> tuple[int, str | None]:
-        """Post a page. Returns (number of entries, next page's place), None if the day is done."""
+    def post_page(
+        self, account: Account, place: Place, conn: Connection
+    ) -> tuple[int, Place | None]:
+        """Post a page of the first day that is over and not posted.
+
+        place: after the page before; it counts for its own day only, which another poster may have
+        finished. Returns (number of entries, next page's place), None if no day is over.
+        """
         # The lock comes first, so that a second poster's page is posted entirely or not at all.
         lock_ledger(conn)
-        if _posted_day(conn, account) != day - 1:
+        now, last = self._now_ms(conn), _posted_day(conn, account)
+        if last is None:
+            _begin(conn, account, now)
             return 0, None
-        now = self._now_ms(conn)
-        page = stored if account == "storage" else pinned
-        stretches, after = page(conn, day, place, self._page_size)
+        day = last + 1
+        if (day + 1) * DAY_MS + _GRACE_MS > now:
+            return 0, None
+        page, begin = stored if account == "storage" else pinned, place[1] * (place[0] == day)
+        stretches, after = page(conn, day, begin, self._page_size)
         posted = post_stretches(conn, self._signer, stretches, now)
-        if after is None:
-            is_it = journal_positions.c.engine_id == _name(account)
-            values = {"settled_seq": day, "updated_at_ms": now}
-            conn.execute(sa.update(journal_positions).where(is_it).values(**values))
-        return len(posted), after
+        if after is not None:
+            return len(posted), (day, after)
+        is_it = journal_positions.c.engine_id == _name(account)
+        values = {"settled_seq": day, "updated_at_ms": now}
+        conn.execute(sa.update(journal_positions).where(is_it).values(**values))
+        return len(posted), (day + 1, "")
 
 
 def posted_until_ms(conn: Connection) -> int | None:

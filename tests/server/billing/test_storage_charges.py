@@ -1,6 +1,7 @@
 """Each day of storage and pins is posted once, when it is over; residency is posted as well."""
 
 import asyncio
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
@@ -162,14 +163,16 @@ def test_a_turn_that_was_cut_off_is_taken_up_by_the_next(sqlite_database, clock)
     begin(database, clock)
     clock.now += DAY_MS
     keeper = make_keeper(database, clock, page_size=2)
-    posted, place = database.write_sync(lambda c: keeper._post_page(c, "storage", DAY, ""))
-    assert (posted, place is None) == (2, False)
+    posted, place = database.write_sync(partial(keeper.post_page, "storage", (0, "")))
+    assert (posted, place[0]) == (2, DAY)
     assert asyncio.run(keeper.turn()) == 3 + 5
     assert turn(database, clock) == 0
-    # A second keeper that began the same day finds it posted.
-    assert database.write_sync(lambda c: keeper._post_page(c, "pins", DAY, "")) == (0, None)
+    # A second keeper that began the same day finds it posted, and its place is of no other day.
+    assert database.write_sync(partial(keeper.post_page, "storage", place)) == (0, None)
+    clock.now += DAY_MS
+    assert database.write_sync(partial(keeper.post_page, "storage", (DAY, "zz")))[0] == 2
     sources = database.read_sync(lambda c: c.execute(sa.select(kept_events.c.source_id)).all())
-    assert len(set(sources)) == len(sources) == 10
+    assert len(set(sources)) == len(sources) == 12
 
 
 def test_the_price_of_the_last_millisecond_counts(sqlite_database, clock):
