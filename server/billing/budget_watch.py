@@ -16,7 +16,7 @@ from server.billing.rating import format_usd
 from server.billing.tables import budgets, monthly_spend, tenant_accounts
 from server.database.clock import now_ms
 from server.database.database import Database
-from server.webhooks.events import Event, EventType, insert_event, new_event
+from server.webhooks.events import EventType, insert_event, new_event
 from server.webhooks.tables import webhook_events, webhooks
 
 INTERVAL_S = 5.0
@@ -144,16 +144,11 @@ def _write(conn: Connection, *, changed: Sequence[_Standing], at_ms: int) -> int
     count = 0
     for standing in changed:
         if standing.is_reached:
-            count += insert_event(conn, _event(standing, at_ms))
+            about, subject = (standing.tenant_id, standing.type, standing.data), standing.subject
+            count += insert_event(conn, new_event(*about, now_ms=at_ms, subject=subject))
         elif standing.data["kind"] == "prepaid":
             update = sa.update(webhook_events).filter_by(
                 tenant_id=standing.tenant_id, type=standing.type, subject=standing.subject
             )
             conn.execute(update.values(subject=f"{standing.subject} until {at_ms}"))
     return count
-
-
-def _event(standing: _Standing, at_ms: int) -> Event:
-    return new_event(
-        standing.tenant_id, standing.type, standing.data, now_ms=at_ms, subject=standing.subject
-    )

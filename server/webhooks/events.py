@@ -143,27 +143,15 @@ def set_webhook(
 
     Returns (webhook, is_new); a new webhook has a new secret.
     """
-    before = get_webhook(conn, tenant_id)
-    if before is None:
-        webhook_id = f"wh_{secrets.token_hex(12)}"
-        conn.execute(
-            sa.insert(webhooks).values(
-                tenant_id=tenant_id,
-                webhook_id=webhook_id,
-                url=url,
-                created_at_ms=now_ms,
-                # A new webhook waits for its turn like one that was just tried.
-                tried_at_ms=now_ms,
-            )
-        )
-    else:
-        update = sa.update(webhooks).filter_by(tenant_id=tenant_id)
-        values = {"url": url, "is_enabled": True, "num_failures": 0, "rests_until_ms": 0}
-        conn.execute(update.values(**values))
-    after = get_webhook(conn, tenant_id)
-    assert after is not None
-    _audit(conn, "webhook.set", after, now_ms, actor)
-    return after, before is None
+    webhook_id = f"wh_{secrets.token_hex(12)}"
+    values = {"url": url, "is_enabled": True, "num_failures": 0, "rests_until_ms": 0}
+    # A new webhook waits for its turn like one that was just tried.
+    new = {"webhook_id": webhook_id, "created_at_ms": now_ms, "tried_at_ms": now_ms}
+    insert = upsert(conn.dialect.name, webhooks).values(tenant_id=tenant_id, **new, **values)
+    query = insert.on_conflict_do_update(index_elements=["tenant_id"], set_=values)
+    webhook = Webhook(**conn.execute(query.returning(webhooks)).one()._mapping)
+    _audit(conn, "webhook.set", webhook, now_ms, actor)
+    return webhook, webhook.webhook_id == webhook_id
 
 
 def get_webhook(conn: Connection, tenant_id: str) -> Webhook | None:
