@@ -15,19 +15,14 @@ from engine.wire.messages import PROOF_TENANT
 from engine.wire.records import EndRecord, ResidencyRecord
 from server.billing.entries import Draft, insert_events, lock_ledger, post_entries
 from server.billing.holds import Hold, lock_holds, note_failed, resolve
+from server.billing.incidents import record_incident
 from server.billing.prices import get_prices
 from server.billing.rating import FREE, TokenPrices, is_free_error, rate
 from server.billing.receipts.receipt import CHARGES, Receipt
 from server.billing.receipts.rows import TOKEN_PRICES
 from server.billing.receipts.signing import Signer
 from server.billing.storage_stretches import residency_drafts
-from server.billing.tables import (
-    entries,
-    incidents,
-    journal_positions,
-    kept_events,
-    usage_events,
-)
+from server.billing.tables import entries, journal_positions, kept_events, usage_events
 from server.database.upsert import upsert
 
 # Built once, since building a statement takes as long as running it.
@@ -98,14 +93,15 @@ def post(
     open_ids = [hold.request_id for hold in by_id.values() if hold.state == "open"]
     resolved = resolve(conn, open_ids, "posted", now_ms)
     assert resolved == len(open_ids), "a locked hold changed under its lock"
-    num_incidents = _record_new(conn, incidents_found, now_ms)
+    same = ("kind", "engine_id", "request_id")  # a replay records none
+    are_new = [record_incident(conn, at_ms=now_ms, same=same, **it) for it in incidents_found]
     settled = max([position, *(record.seq for record in records)])
     if settled > position:
         _move_position(conn, engine_id, ends, settled, now_ms)
     return PostResult(
         posted=len(fresh),
         replayed=len(ends) - len(fresh),
-        incidents=num_incidents,
+        incidents=sum(are_new),
         settled_seq=settled,
         traceparents=tuple(hold.traceparent for hold in by_id.values() if hold.traceparent),
     )
@@ -156,23 +152,6 @@ def reverse(
         idempotency_key=idempotency_key,
     )
     return post_entries(conn, signer, [draft], now_ms)[0]
-
-
-def record_incident(
-    conn: Connection,
-    *,
-    at_ms: int,
-    kind: str,
-    detail: str,
-    engine_id: str | None = None,
-    request_id: str | None = None,
-) -> None:
-    """Record something that should not have happened, in the transaction that found it."""
-    conn.execute(
-        sa.insert(incidents).values(
-            at_ms=at_ms, kind=kind, engine_id=engine_id, request_id=request_id, detail=detail
-        )
-    )
 
 
 def _lock_position(conn: Connection, engine_id: str, now_ms: int) -> int:
@@ -317,17 +296,6 @@ def _incident(kind: str, engine_id: str, record: EndRecord, detail: object) -> d
         "request_id": record.request_id,
         "detail": f"journal seq {record.seq}: {detail}",
     }
-
-
-def _record_new(conn: Connection, found: list[dict[str, Any]], now_ms: int) -> int:
-    """Record incidents that are not known yet and return how many; a replay records none."""
-    count = 0
-    for incident in found:
-        same = [incidents.c[name] == incident[name] for name in ("kind", "engine_id", "request_id")]
-        if conn.scalar(sa.select(incidents.c.incident_id).where(*same).limit(1)) is None:
-            record_incident(conn, at_ms=now_ms, **incident)
-            count += 1
-    return count
 
 
 def _ms(seconds: float | None) -> int | None:

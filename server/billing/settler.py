@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 from engine.errors import EngineDeadError
 from engine.wire.records import JournalRecords
 from server.billing import holds, ledger
+from server.billing.incidents import record_incident
 from server.billing.ledger import PostResult
 from server.billing.receipts.signing import Signer
 from server.database.clock import database_now_ms
@@ -263,7 +264,7 @@ class Settler:
         logger.error("journal of %s is lost: %s", engine_id, detail)
 
         def note(conn: Connection) -> None:
-            ledger.record_incident(
+            record_incident(
                 conn,
                 at_ms=self._now_ms(conn),
                 kind="journal_lost",

@@ -3,14 +3,12 @@
 import logging
 from collections.abc import Callable
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.billing.audit.report import Finding, Report
 from server.billing.audit.run import audit_sums
-from server.billing.ledger import record_incident
+from server.billing.incidents import record_incident
 from server.billing.settler import Settler
-from server.billing.tables import incidents
 from server.database.database import Database
 
 logger = logging.getLogger(__name__)
@@ -58,6 +56,4 @@ class Auditor:
 def _record(conn: Connection, findings: list[Finding], at_ms: int) -> None:
     for finding in findings:
         kind, detail = f"audit_{finding.check}", f"{finding.subject}: {finding.detail}"
-        known = sa.select(incidents.c.incident_id).filter_by(kind=kind, detail=detail).limit(1)
-        if conn.scalar(known) is None:
-            record_incident(conn, at_ms=at_ms, kind=kind, detail=detail)
+        record_incident(conn, at_ms=at_ms, kind=kind, detail=detail, same=("kind", "detail"))

@@ -14,6 +14,7 @@ from server.accounts.sessions import csrf_token
 from server.billing import ledger
 from server.billing.audit.report import CheckResult, Finding, Report
 from server.billing.audit.run import audit_sums
+from server.billing.incidents import record_incident
 from server.billing.months import end_of, month_before, month_of
 from server.billing.tables import monthly_spend
 from server.console.operator.advice import CHECKS, INCIDENTS, advice_on
@@ -308,7 +309,7 @@ def test_incidents_are_listed_newest_first_in_pages_with_what_to_do(
     monkeypatch.setattr("server.console.operator.incidents._PAGE_SIZE", 1)
     for kind in ("journal_lost", "amount_over_hold"):
         product.gateway.database.write_sync(
-            lambda c, kind=kind: ledger.record_incident(c, at_ms=NOW_MS, kind=kind, detail="seen")
+            lambda c, kind=kind: record_incident(c, at_ms=NOW_MS, kind=kind, detail="seen")
         )
     page = operator.get(f"{HOME}/incidents").text
     assert INCIDENTS["amount_over_hold"] in unescape(page)
