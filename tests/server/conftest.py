@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from server.accounts.auth import SCOPES
 from server.accounts.tables import metadata
 from server.database.database import DEFAULT_FILE, Database
-from tests.server.in_process import InProcess
+from tests.server.in_process import InProcess, User
 from tests.server.scripted_product import Product, scripted_product
 
 
@@ -108,3 +109,9 @@ def shared_product(
     """A gateway for all tests of a file, each of which makes tenants of its own."""
     with InProcess.running(migrated_sqlite, tmp_path_factory.mktemp("product")) as product:
         yield product
+
+
+@pytest.fixture
+def acme(product: InProcess) -> User:
+    """A new tenant, with a key of all scopes."""
+    return product.user(scopes=SCOPES)

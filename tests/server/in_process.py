@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import itertools
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ DEMO = Path(__file__).parents[2] / "demo" / "model"
 ADMIN_KEY = "the-operator"
 _first: list[FastAPI] = []
 _tokenizer = functools.cache(base_maker.Tokenizer)
+_numbers = itertools.count()
 
 
 def make_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> FastAPI:
@@ -117,8 +119,9 @@ class InProcess:
     def close(self) -> None:
         self.gateway.database.close()
 
-    def user(self, name: str, **options: Any) -> "User":
-        """Make a tenant with a key. options: of the key."""
+    def user(self, name: str = "", **options: Any) -> "User":
+        """Make a tenant with a key.   name: "" for one that nobody has.   options: of the key."""
+        name = name or f"tenant-{next(_numbers)}"
         tenant, pepper = make_tenant(self.gateway.database, name), self.gateway.pepper
         api_key = self.gateway.database.write_sync(
             lambda c: create_key(c, tenant.tenant_id, "a key", pepper, now_ms=NOW_MS, **options)

@@ -30,7 +30,7 @@ CASCADE = {
     "models": [{"model": "small", "min_mean_logprob": -0.5}, {"model": "large"}],
 }
 HEADER, ROUTE = "x-chorale-attempts", "x-chorale-route"
-_numbers, _seqs = itertools.count(), itertools.count(1)
+_seqs = itertools.count(1)
 
 
 def answer(*logprobs: float, then: BaseException | None = None) -> Give:
@@ -163,7 +163,7 @@ def user(shared: InProcess) -> User:
 def make_user(shared: InProcess, **gives: Give) -> User:
     """A tenant with an adapter for each name, and engines that give this for them."""
     shared.use(JournaledEngines(gives=gives))
-    user = shared.user(f"tenant-{next(_numbers)}")
+    user = shared.user()
     revision = shared.gateway.bases.default.model.base_revision
     for name in gives:
         adapter_id = shared.gateway.database.write_sync(

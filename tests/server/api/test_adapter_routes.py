@@ -1,6 +1,5 @@
 """A tenant's adapters over HTTP: lists, search, versions, aliases and their moves, deletion."""
 
-import itertools
 from datetime import UTC, datetime
 
 import pytest
@@ -13,13 +12,11 @@ from tests.server.factories import NOW_MS
 
 GET, PUT, POST, DELETE = "GET", "PUT", "POST", "DELETE"
 
-_numbers = itertools.count()
-
 
 @pytest.fixture
 def acme(shared_product):
     """A new tenant for each test, with versions 1 to 3 of pirate; prod means 1, latest 3."""
-    user = shared_product.user(f"acme-{next(_numbers)}")
+    user = shared_product.user()
     for content in "123":
         make_version(user, content=content, alias="prod" if content == "1" else None)
     return user

@@ -1,7 +1,6 @@
 """Keys over HTTP, and the answers to arbitrary Authorization headers."""
 
 import asyncio
-import itertools
 import time
 
 import httpx
@@ -10,7 +9,7 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.accounts.auth import ADMIN, INFERENCE, SCOPES
+from server.accounts.auth import ADMIN, INFERENCE
 from server.accounts.tables import api_keys
 from tests.server.in_process import User
 
@@ -20,15 +19,6 @@ HOUR_S = 3600
 @pytest.fixture(scope="module")
 def product(shared_product):
     return shared_product
-
-
-@pytest.fixture
-def acme(product):
-    """A new tenant for each test."""
-    return product.user(f"acme{next(_numbers)}", scopes=SCOPES)
-
-
-_numbers = itertools.count()
 
 
 def user_of(user, api_key):

@@ -1,7 +1,6 @@
 """Limits of tenants, keys and adapters over HTTP, and the answer of GET /v1/limits."""
 
 import asyncio
-import itertools
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -26,8 +25,6 @@ from tests.server.factories import NOW_MS, make_price
 from tests.server.fake_engines import FakeEngines
 from tests.server.in_process import InProcess, User, with_engines
 
-_numbers = itertools.count()
-
 
 @pytest.fixture(scope="module")
 def product(shared_product: InProcess) -> InProcess:
@@ -40,7 +37,7 @@ def product(shared_product: InProcess) -> InProcess:
 
 def user_of(product: InProcess, *, key: dict[str, Any] | None = None, **limits: Any) -> User:
     """A tenant with these limits. key: the limits of its key."""
-    user = product.user(f"tenant-{next(_numbers)}", **(key or {}))
+    user = product.user(**(key or {}))
     if limits:
         path = f"/admin/v1/tenants/{user.name}"
         assert product.operator.call("PATCH", path, limits).status_code == 200

@@ -1,6 +1,5 @@
 """OpenAI's usage and costs over HTTP: shapes, filters, groups, pages and tenants."""
 
-import itertools
 import json
 from urllib.parse import urlencode
 
@@ -12,10 +11,8 @@ from server.billing.rating import format_usd
 from server.billing.receipts.receipt import SPEND_KINDS
 from tests.server.billing.test_usage import post_kept, post_payment, post_usage
 from tests.server.factories import NOW_MS
-from tests.server.in_process import User
 
 DAY, HOUR = 86_400, 3600
-NUMBERS = itertools.count()
 NOW = NOW_MS // 1000
 MIDNIGHT = NOW - NOW % DAY
 COMPLETIONS, COSTS = "usage/completions", "costs"
@@ -25,17 +22,6 @@ SHAPES = {COMPLETIONS: UsageCompletionsResponse, COSTS: UsageCostsResponse}
 @pytest.fixture(scope="module")
 def product(shared_product):
     return shared_product
-
-
-@pytest.fixture
-def acme(product) -> User:
-    """A new tenant for each test."""
-    return product.user(f"acme-{next(NUMBERS)}")
-
-
-@pytest.fixture
-def globex(product) -> User:
-    return product.user(f"globex-{next(NUMBERS)}")
 
 
 def use(user, *requests):
@@ -141,7 +127,8 @@ def test_requests_are_filtered(acme, params, count):
     assert sum(result["num_model_requests"] for result in found) == count
 
 
-def test_a_tenant_sees_itself_and_the_operator_sees_all(product, acme, globex):
+def test_a_tenant_sees_itself_and_the_operator_sees_all(product, acme):
+    globex = product.user()
     use(acme, (5, {}))
     use(globex, (5, {}), (6, {}))
     both = {"group_by": "project_id", "end_time": MIDNIGHT + DAY}

@@ -1,6 +1,5 @@
 """Each problem is named with what to do, and what is well is not named."""
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -24,18 +23,11 @@ from tests.server.fake_engines import FakeEngines
 from tests.server.in_process import InProcess, User
 
 GB = 10**9
-_numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
 def product(shared_product: InProcess) -> InProcess:
     return shared_product
-
-
-@pytest.fixture
-def acme(product: InProcess) -> User:
-    """A new tenant for each test."""
-    return product.user(f"acme{next(_numbers)}")
 
 
 @pytest.fixture

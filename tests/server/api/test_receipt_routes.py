@@ -19,11 +19,6 @@ def product(product):
     return product
 
 
-@pytest.fixture
-def acme(product):
-    return product.user("acme")
-
-
 def write(product, fn):
     return product.gateway.database.write_sync(fn)
 

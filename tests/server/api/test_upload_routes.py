@@ -79,13 +79,8 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-def user(product: InProcess) -> User:
-    return product.user("acme")
-
-
-@pytest.fixture
 async def client(
-    product: InProcess, user: User, engine: FakeEngine, monkeypatch, tmp_path: Path
+    product: InProcess, acme: User, engine: FakeEngine, monkeypatch, tmp_path: Path
 ) -> AsyncIterator[Client]:
     """The user's client of the gateway, whose prover runs."""
     monkeypatch.setattr(routes, "_PROOF_WAIT_S", 10.0)
@@ -100,7 +95,7 @@ async def client(
     )
     product.gateway = replace(product.gateway, prover=prover)
     task = asyncio.create_task(prover.run())
-    headers = {"authorization": f"Bearer {user.api_key}"}
+    headers = {"authorization": f"Bearer {acme.api_key}"}
     transport = httpx.ASGITransport(product.app)
     async with httpx.AsyncClient(
         transport=transport, base_url="http://gateway", headers=headers
@@ -200,7 +195,7 @@ async def test_a_dry_run_answers_with_the_passport_and_leaves_nothing(
 
 
 async def test_parts_beyond_the_places_on_disk_are_a_503_and_a_tenant_has_only_some(
-    client: Client, user: User
+    client: Client, acme: User
 ) -> None:
     upload = (await client.create()).json()
     url = f"/v1/uploads/{upload['id']}/files/adapter_config.json"
@@ -214,7 +209,7 @@ async def test_parts_beyond_the_places_on_disk_are_a_503_and_a_tenant_has_only_s
             return await client.http.put(url, content=FILES["adapter_config.json"])
 
     others = {f"other-{i}": 1 for i in range(MAX_PARTS)}
-    for parts in ({user.tenant_id: MAX_PARTS_PER_TENANT}, others):
+    for parts in ({acme.tenant_id: MAX_PARTS_PER_TENANT}, others):
         answer = await send_beside(**parts)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "uploads_busy")
         assert answer.headers["retry-after"] == "2"
@@ -237,7 +232,7 @@ async def test_a_part_whose_range_and_body_differ_is_refused(client: Client, val
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Content-Range")
 
 
-async def test_a_part_that_gives_way_is_told_to_be_sent_again(client: Client, user: User) -> None:
+async def test_a_part_that_gives_way_is_told_to_be_sent_again(client: Client, acme: User) -> None:
     upload = (await client.create()).json()
     url = f"/v1/uploads/{upload['id']}/files/adapter_config.json"
     has_begun = asyncio.Event()
@@ -250,7 +245,7 @@ async def test_a_part_that_gives_way_is_told_to_be_sent_again(client: Client, us
     sending = asyncio.create_task(client.http.put(url, content=stalled()))
     await has_begun.wait()
     with ExitStack() as places:
-        for tenant_id in (user.tenant_id, *(f"other-{i}" for i in range(MAX_PARTS - 1))):
+        for tenant_id in (acme.tenant_id, *(f"other-{i}" for i in range(MAX_PARTS - 1))):
             places.enter_context(client.gateway.spool.place(tenant_id, 1))
         answer = await sending
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "uploads_busy")

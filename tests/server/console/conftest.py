@@ -1,26 +1,16 @@
 """A gateway with the console, in this process, and visitors."""
 
-import itertools
 from collections.abc import Callable
 
 import pytest
 
-from server.accounts.auth import SCOPES
 from tests.server.console.browsing import Visitor
 from tests.server.in_process import ADMIN_KEY, InProcess, User
-
-_numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
 def product(shared_product: InProcess) -> InProcess:
     return shared_product
-
-
-@pytest.fixture
-def acme(product: InProcess) -> User:
-    """A new tenant for each test, with a key of all scopes."""
-    return product.user(f"acme{next(_numbers)}", scopes=SCOPES)
 
 
 @pytest.fixture

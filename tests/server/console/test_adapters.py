@@ -1,6 +1,5 @@
 """The pages of adapters: the list, one adapter, and what other tenants share."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from tests.server.in_process import InProcess, User
 
 SignIn = Callable[[User], Visitor]
 PAGES = ["/console/adapters", "/console/adapters/pirate", "/console/offers"]
-_numbers = itertools.count()
 
 
 def make_versions(user: User, name: str = "pirate", number: int = 1, **options: Any) -> list[str]:
@@ -36,7 +34,7 @@ def make_versions(user: User, name: str = "pirate", number: int = 1, **options: 
 
 @pytest.fixture
 def globex(product: InProcess) -> User:
-    return product.user(f"globex{next(_numbers)}", scopes=SCOPES)
+    return product.user(scopes=SCOPES)
 
 
 def share(acme: User, globex: User, name: str) -> None:

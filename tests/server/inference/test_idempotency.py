@@ -1,7 +1,6 @@
 """Idempotency keys: one claim at a time, which always ends; a repeat gets the same answer."""
 
 import asyncio
-import itertools
 import json
 import random
 import uuid
@@ -250,12 +249,9 @@ def product(shared_product: InProcess, monkeypatch) -> InProcess:
     return shared_product
 
 
-_names = itertools.count()
-
-
 @pytest.fixture
 def user(product: InProcess) -> User:
-    return product.user(f"tenant-{next(_names)}")
+    return product.user()
 
 
 def send(user: User, body: dict[str, Any], key: str = "k", path: str = "completions") -> Any:
