@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import re
+from collections.abc import Callable
 from html import unescape
 from typing import Any
 from urllib.parse import urlsplit
@@ -56,6 +57,10 @@ class Visitor:
                 return answer
 
         return asyncio.run(send())
+
+
+SignIn = Callable[[User], Visitor]
+"""A function that gives a visitor who has signed in with a user's key."""
 
 
 def path_of(url: str) -> str:

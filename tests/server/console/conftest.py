@@ -1,11 +1,9 @@
 """A gateway with the console, in this process, and visitors."""
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.server.console.browsing import Visitor
-from tests.server.in_process import ADMIN_KEY, InProcess, User
+from tests.server.console.browsing import SignIn, Visitor
+from tests.server.in_process import InProcess, User
 
 
 @pytest.fixture(scope="module")
@@ -14,9 +12,7 @@ def product(shared_product: InProcess) -> InProcess:
 
 
 @pytest.fixture
-def signed_in(product: InProcess) -> Callable[[User], Visitor]:
-    """A function that gives a visitor who has signed in with a user's key."""
-
+def signed_in(product: InProcess) -> SignIn:
     def sign_in(user: User) -> Visitor:
         visitor = Visitor(product)
         assert visitor.sign_in(user.api_key).status_code == 303
@@ -26,7 +22,11 @@ def signed_in(product: InProcess) -> Callable[[User], Visitor]:
 
 
 @pytest.fixture
-def operator(product: InProcess) -> Visitor:
-    visitor = Visitor(product)
-    assert visitor.sign_in(ADMIN_KEY).status_code == 303
-    return visitor
+def visitor(acme: User, signed_in: SignIn) -> Visitor:
+    """A visitor who has signed in as acme."""
+    return signed_in(acme)
+
+
+@pytest.fixture
+def operator(product: InProcess, signed_in: SignIn) -> Visitor:
+    return signed_in(product.operator)

@@ -1,6 +1,5 @@
 """The pages of adapters: the list, one adapter, and what other tenants share."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,11 +8,10 @@ from engine.wire.messages import Residency
 from server.accounts.auth import SCOPES
 from tests.registry.publishing import publish
 from tests.registry.rows import add_version
-from tests.server.console.browsing import Visitor, path_of
+from tests.server.console.browsing import SignIn, Visitor, path_of
 from tests.server.fake_engines import FakeEngines
 from tests.server.in_process import InProcess, User
 
-SignIn = Callable[[User], Visitor]
 PAGES = ["/console/adapters", "/console/adapters/pirate", "/console/offers"]
 
 
@@ -86,11 +84,10 @@ def test_an_adapter_whose_base_model_is_not_served_is_in_the_list(
     assert "not served now" in page
 
 
-def test_the_list_has_pages_and_a_filter_in_the_url(acme: User, signed_in: SignIn) -> None:
+def test_the_list_has_pages_and_a_filter_in_the_url(acme: User, visitor: Visitor) -> None:
     for index in range(51):
         make_versions(acme, f"a{index:02}")
     make_versions(acme, "b")
-    visitor = signed_in(acme)
     page = visitor.get("/console/adapters?search=a").text
     assert ">a49<" in page
     assert ">a50<" not in page
@@ -117,17 +114,15 @@ def test_an_adapter_shows_its_versions_aliases_split_and_their_past(
     assert 'aria-label="Make latest: version 1"' in page
 
 
-def test_a_former_versions_passport_is_shown_on_demand(acme: User, signed_in: SignIn) -> None:
+def test_a_former_versions_passport_is_shown_on_demand(acme: User, visitor: Visitor) -> None:
     make_versions(acme, number=2)
-    visitor = signed_in(acme)
     assert "Passport of version 1<" in visitor.get("/console/adapters/pirate?version=1").text
     for version in (3, 999_999_999):
         assert visitor.get(f"/console/adapters/pirate?version={version}").status_code == 404
 
 
-def test_versions_and_moves_have_pages(acme: User, signed_in: SignIn) -> None:
+def test_versions_and_moves_have_pages(acme: User, visitor: Visitor) -> None:
     make_versions(acme, number=21)
-    visitor = signed_in(acme)
     page = visitor.get("/console/adapters/pirate").text
     assert "before=2" in page
     assert "moved_before=" in page
@@ -161,11 +156,10 @@ def test_another_tenants_adapter_is_not_found(
 
 
 def test_a_deleted_adapter_can_be_restored_from_its_page_and_from_the_list(
-    acme: User, signed_in: SignIn
+    acme: User, visitor: Visitor
 ) -> None:
     make_versions(acme)
     acme.call("DELETE", "/v1/adapters/pirate")
-    visitor = signed_in(acme)
     for path in ("/console/adapters/pirate", "/console/adapters"):
         page = visitor.get(path)
         assert page.status_code == 200

@@ -3,7 +3,6 @@
 import hashlib
 import re
 import sys
-from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from html import unescape
 
@@ -17,10 +16,8 @@ from server.billing.statements import Statement, Statements
 from server.billing.storage_stretches import Stretch, post_stretches
 from server.billing.tables import statements
 from server.database.clock import now_ms
-from tests.server.console.browsing import Visitor
+from tests.server.console.browsing import SignIn, Visitor
 from tests.server.in_process import InProcess, User
-
-SignIn = Callable[[User], Visitor]
 
 
 def pay(user: User, dollars: str) -> None:
@@ -37,8 +34,7 @@ def issue(user: User) -> Statement:
     return issuing.issue(user.tenant_id, month)
 
 
-def test_an_open_month_has_what_the_ledger_has(acme: User, signed_in: SignIn) -> None:
-    visitor = signed_in(acme)
+def test_an_open_month_has_what_the_ledger_has(acme: User, visitor: Visitor) -> None:
     assert "There is nothing on the bill yet." in visitor.get("/console/bill").text
     pay(acme, "12.5")
     month = month_of(now_ms())
@@ -104,7 +100,7 @@ def test_what_follows_a_statement_is_in_the_open_months(acme: User, signed_in: S
     assert 'title="-4000000000 nano-dollars"' in page
 
 
-def test_a_page_of_statements_leads_to_the_older_ones(acme: User, signed_in: SignIn) -> None:
+def test_a_page_of_statements_leads_to_the_older_ones(acme: User, visitor: Visitor) -> None:
     months = [f"20{year}-{month:02d}" for year in (21, 22) for month in range(1, 13)] + ["2023-01"]
     rows = [
         {
@@ -115,7 +111,6 @@ def test_a_page_of_statements_leads_to_the_older_ones(acme: User, signed_in: Sig
         for month in months
     ]  # fmt: skip
     acme.product.gateway.database.write_sync(lambda c: c.execute(sa.insert(statements), rows))
-    visitor = signed_in(acme)
     first = visitor.get("/console/bill").text
     assert 'href="/console/bill?before=2021-02"' in first
     second = visitor.get("/console/bill?before=2021-02").text
@@ -147,9 +142,8 @@ def test_a_statements_page_exports_its_receipts(acme: User, signed_in: SignIn) -
 
 
 def test_a_format_whose_library_is_missing_is_not_offered(
-    acme: User, signed_in: SignIn, monkeypatch: pytest.MonkeyPatch
+    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    visitor = signed_in(acme)
     assert visitor.get("/console/bill").text.count("<option>parquet") == 2
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     page = visitor.get("/console/bill").text
@@ -157,9 +151,8 @@ def test_a_format_whose_library_is_missing_is_not_offered(
     assert page.count("<option>focus") == 2
 
 
-def test_an_export_is_of_the_days_that_were_asked_for(acme: User, signed_in: SignIn) -> None:
+def test_an_export_is_of_the_days_that_were_asked_for(acme: User, visitor: Visitor) -> None:
     pay(acme, "3")
-    visitor = signed_in(acme)
     days = "start=2021-01-01&end=2021-12-31"
     assert visitor.get(f"/console/bill/export?format=jsonl&{days}").text == ""
     wrong = visitor.get("/console/bill/export?start=2021-01-01&end=2026-01-01")

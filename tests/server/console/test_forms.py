@@ -4,14 +4,14 @@ A page is checked by being listed. `{name}` in its path stands for a value of `W
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from server.console import mounting
-from tests.server.console.browsing import Visitor
+from tests.server.console.browsing import SignIn
 from tests.server.console.page_forms import Field, Form, forms_of
 from tests.server.console.test_adapters import make_versions
 from tests.server.in_process import InProcess, User
@@ -77,7 +77,7 @@ def forms(
     request: pytest.FixtureRequest,
     product: InProcess,
     world: World,
-    signed_in: Callable[[User], Visitor],
+    signed_in: SignIn,
 ) -> list[Form]:
     """The forms of a page."""
     user = product.operator if request.param in OPERATORS_PAGES else world.user

@@ -1,18 +1,16 @@
 """The pages of keys and limits."""
 
 import re
-from collections.abc import Callable
 
 import pytest
 
 from server.accounts.auth import ADMIN, INFERENCE
 from server.accounts.keys import create_key
-from tests.server.console.browsing import Visitor
+from tests.server.console.browsing import SignIn, Visitor
 from tests.server.factories import NOW_MS
 from tests.server.in_process import InProcess, User
 
 METER = re.compile(r'<meter min="0" max="(\d+)".*? value="(\d+)"')
-SignIn = Callable[[User], Visitor]
 
 
 def id_of(user: User) -> str:
@@ -43,7 +41,7 @@ def test_a_key_with_the_scope_admin_sees_all_keys_and_their_states(
     assert [page.count(f">{state}</span>") for state in ("valid", "revoked", "expired")] == [1] * 3
 
 
-def test_a_page_of_keys_leads_to_the_next_one(acme: User, signed_in: SignIn) -> None:
+def test_a_page_of_keys_leads_to_the_next_one(acme: User, visitor: Visitor) -> None:
     gateway = acme.product.gateway
 
     def write(conn: object) -> list[str]:
@@ -51,7 +49,6 @@ def test_a_page_of_keys_leads_to_the_next_one(acme: User, signed_in: SignIn) -> 
         return [create_key(conn, acme.tenant_id, "", **make)[0].key_id for _ in range(50)]
 
     made = gateway.database.write_sync(write)
-    visitor = signed_in(acme)
     first = visitor.get("/console/keys").text
     newest = [*sorted(made, reverse=True), id_of(acme)]
     assert re.findall(r'href="/console/keys/(\w+)"', first) == newest[:50]
@@ -77,9 +74,8 @@ def test_the_queue_is_shown_by_base_model(acme: User, signed_in: SignIn) -> None
     assert "0 of " in page
 
 
-def test_what_a_key_is_called_is_text_on_a_page(acme: User, signed_in: SignIn) -> None:
+def test_what_a_key_is_called_is_text_on_a_page(acme: User, visitor: Visitor) -> None:
     named = acme.with_new_key(name="<b>bold</b>")
-    visitor = signed_in(acme)
     for path in ("/console/keys", f"/console/keys/{id_of(named)}"):
         page = visitor.get(path).text
         assert "&lt;b&gt;bold&lt;/b&gt;" in page

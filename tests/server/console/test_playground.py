@@ -1,13 +1,10 @@
 """The page of the playground before its script runs; tests/e2e/demo/ runs it in a browser."""
 
 import re
-from collections.abc import Callable
 
 from server.api.openai import ChatRequest
-from tests.server.console.browsing import Visitor
+from tests.server.console.browsing import SignIn
 from tests.server.in_process import User
-
-SignIn = Callable[[User], Visitor]
 
 
 def test_every_parameter_is_a_field_of_the_api(acme: User, signed_in: SignIn) -> None:

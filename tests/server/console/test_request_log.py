@@ -1,17 +1,14 @@
 """The pages of requests: what is listed, in which order, and what one request's page says."""
 
 import re
-from collections.abc import Callable
 
 from server.billing.request_log import MAX_LOOKED_AT, Asked, read_page
 from server.console.days import DAY_MS
 from server.database.clock import now_ms
 from server.text.times import day_of
-from tests.server.console.browsing import Visitor
+from tests.server.console.browsing import SignIn, Visitor
 from tests.server.export_ledger import use
 from tests.server.in_process import InProcess, User
-
-SignIn = Callable[[User], Visitor]
 
 
 def ask(product: InProcess, user: User, count: int = 1, **fields) -> None:
@@ -55,7 +52,7 @@ def test_what_was_chosen_stays_chosen_and_a_table_without_rows_says_so(
 
 
 def test_filters_select_by_model_key_outcome_and_time(
-    product: InProcess, acme: User, signed_in: SignIn
+    product: InProcess, acme: User, visitor: Visitor
 ) -> None:
     ask(product, acme, 1, model="one", key_id="keyA")
     ask(product, acme, 2, model="one@3", key_id="keyB")
@@ -63,7 +60,6 @@ def test_filters_select_by_model_key_outcome_and_time(
         stop_cause="engine_failure")  # fmt: skip
     ask(product, acme, 4, model="two", finish_reason="abort", stop_cause="aborted",
         at_ms=now_ms() - 3 * DAY_MS)  # fmt: skip
-    visitor = signed_in(acme)
     found = {
         query: sum(map(len, all_pages(visitor, query)))
         for query in (
@@ -94,7 +90,7 @@ def test_a_page_looks_at_a_bounded_number_of_entries_and_goes_on(
 
 
 def test_a_request_shows_where_its_time_went(
-    product: InProcess, acme: User, signed_in: SignIn
+    product: InProcess, acme: User, visitor: Visitor
 ) -> None:
     began = now_ms() / 1000 - 10
     ask(
@@ -102,7 +98,6 @@ def test_a_request_shows_where_its_time_went(
         first_token_at=began + 0.5, load_s=0.2, load_tier="disk", queue_s=0.1,
         num_completion_tokens=6,
     )  # fmt: skip
-    visitor = signed_in(acme)
     (name,) = ids_of(visitor.get("/console/requests").text)
     text = visitor.get(f"/console/requests/{name}").text
     shown = re.findall(r"<span>([^<]+)</span>\s*<svg.*?<span class=\"number\">([^<]+)<", text, re.S)
@@ -116,10 +111,9 @@ def test_a_request_shows_where_its_time_went(
 
 
 def test_a_request_that_an_engine_died_in_says_that_its_waits_are_not_known(
-    product: InProcess, acme: User, signed_in: SignIn
+    product: InProcess, acme: User, visitor: Visitor
 ) -> None:
     ask(product, acme)
-    visitor = signed_in(acme)
     (name,) = ids_of(visitor.get("/console/requests").text)
     assert "as the engine died in it" in visitor.get(f"/console/requests/{name}").text
 

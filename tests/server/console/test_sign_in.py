@@ -1,16 +1,14 @@
 """Signing in and out, and what a session may and may not do."""
 
 import re
-from collections.abc import Callable
 
 import pytest
 
 from server.accounts.auth import parse_key
 from server.accounts.sessions import MAX_SIGN_INS, csrf_token
-from tests.server.console.browsing import Visitor
+from tests.server.console.browsing import SignIn, Visitor
 from tests.server.in_process import InProcess, User
 
-SignIn = Callable[[User], Visitor]
 PAGES = ["/console", "/console/requests", "/console/requests/none"]
 
 
@@ -48,12 +46,11 @@ def test_over_https_the_cookie_is_for_https_alone(product: InProcess, acme: User
     "origin", ["https://elsewhere", "null", "", "http://gateway.elsewhere", "http://["]
 )
 def test_another_sites_form_signs_nobody_in_or_out(
-    product: InProcess, acme: User, signed_in: SignIn, origin: str
+    product: InProcess, acme: User, visitor: Visitor, origin: str
 ) -> None:
     answer = Visitor(product).post("/console/sign-in", {"key": acme.api_key}, origin)
     assert answer.status_code == 403
     assert "set-cookie" not in answer.headers
-    visitor = signed_in(acme)
     assert visitor.post("/console/sign-out", {}, origin).status_code == 403
     assert visitor.get("/console").status_code == 200
 
@@ -143,8 +140,7 @@ def test_the_operator_begins_at_the_operators_page(product: InProcess) -> None:
     assert visitor.get("/console").status_code == 303  # it is a page of tenants
 
 
-def test_after_signing_out_the_old_cookie_opens_nothing(acme: User, signed_in: SignIn) -> None:
-    visitor = signed_in(acme)
+def test_after_signing_out_the_old_cookie_opens_nothing(visitor: Visitor) -> None:
     kept = visitor.token
     assert visitor.post("/console/sign-out", {}).headers["location"] == "/console/sign-in"
     visitor.cookies.set("chorale_session", kept)
@@ -152,9 +148,8 @@ def test_after_signing_out_the_old_cookie_opens_nothing(acme: User, signed_in: S
 
 
 def test_the_api_takes_a_session_in_place_of_a_key_with_its_csrf_token_alone(
-    acme: User, signed_in: SignIn
+    visitor: Visitor,
 ) -> None:
-    visitor = signed_in(acme)
     body = {"name": "by the page", "scopes": ["inference"]}
     for csrf in (None, "", csrf_token("another"), b"\xe4"):
         assert visitor.call("POST", "/v1/keys", csrf, body).status_code == 401
@@ -162,8 +157,7 @@ def test_the_api_takes_a_session_in_place_of_a_key_with_its_csrf_token_alone(
     assert made.status_code == 201, made.text
 
 
-def test_a_tenants_session_opens_nothing_of_the_operators(acme: User, signed_in: SignIn) -> None:
-    visitor = signed_in(acme)
+def test_a_tenants_session_opens_nothing_of_the_operators(visitor: Visitor) -> None:
     assert visitor.call("GET", "/admin/v1/tenants", csrf_token(visitor.token)).status_code == 401
 
 
@@ -175,8 +169,7 @@ def test_the_operators_session_opens_the_operators_api(product: InProcess) -> No
     assert visitor.call("GET", "/v1/keys", csrf).status_code == 401
 
 
-def test_pages_run_no_script_and_load_nothing_of_others(acme: User, signed_in: SignIn) -> None:
-    visitor = signed_in(acme)
+def test_pages_run_no_script_and_load_nothing_of_others(visitor: Visitor) -> None:
     answer = visitor.get("/console")
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy

@@ -5,7 +5,6 @@ import html
 import io
 import json
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -19,12 +18,11 @@ from server.console.days import DAY_MS, quick_ranges
 from server.console.spend import plot_of
 from server.database.clock import now_ms
 from server.text.times import day_of
-from tests.server.console.browsing import Visitor, shown
+from tests.server.console.browsing import SignIn, Visitor, shown
 from tests.server.console.test_bill import pay
 from tests.server.export_ledger import use
 from tests.server.in_process import ADMIN_KEY, InProcess, User
 
-SignIn = Callable[[User], Visitor]
 LAST_MS = now_ms() // DAY_MS * DAY_MS - DAY_MS // 2
 """Noon of the last whole day when the tests began: they may go on past midnight."""
 
@@ -61,11 +59,10 @@ def test_another_tenants_spend_is_not_shown(
 
 @pytest.mark.parametrize("by", ["model", "key", "kind"])
 def test_the_csv_has_what_is_shown_and_adds_up_to_the_total(
-    product: InProcess, acme: User, signed_in: SignIn, by: str
+    product: InProcess, acme: User, visitor: Visitor, by: str
 ) -> None:
     spend(product, acme, "one", 2, key_id="keyA")
     spend(product, acme, "two", 1, key_id="keyB", days_ago=1)
-    visitor = signed_in(acme)
     link = re.search(r'href="(/console/spend.csv[^"]*)"', visitor.get(f"/console?by={by}").text)
     assert link
     answer = visitor.get(html.unescape(link[1]))
@@ -79,12 +76,11 @@ def test_the_csv_has_what_is_shown_and_adds_up_to_the_total(
 
 
 def test_filters_select_a_model_with_its_versions_and_a_key(
-    product: InProcess, acme: User, signed_in: SignIn
+    product: InProcess, acme: User, visitor: Visitor
 ) -> None:
     spend(product, acme, "one@2", 2, key_id="keyA")
     spend(product, acme, "one", 1, key_id="keyB")
     spend(product, acme, "onemore", 4, key_id="keyB")
-    visitor = signed_in(acme)
     counts = {}
     for query in ("model=one", "key=keyB", "model=one&key=keyB", f"start={_day(1)}&end={_day(1)}"):
         rows = rows_of(visitor.get(f"/console/spend.csv?{query}").text)
@@ -100,12 +96,11 @@ def plot(visitor: Visitor, query: str = "") -> dict[str, Any]:
 
 
 def test_the_plot_tells_the_largest_apart_and_adds_up(
-    product: InProcess, acme: User, signed_in: SignIn
+    product: InProcess, acme: User, visitor: Visitor
 ) -> None:
     for size in range(1, 8):
         spend(product, acme, f"m{size}", size, days_ago=size % 2, key_id="keyA")
     spend(product, acme, "m7@2", 1, key_id="keyB")
-    visitor = signed_in(acme)
     in_all = plot(visitor, "by=kind")
     assert list(in_all) == ["usage", "unit"]
     by_model = plot(visitor)
@@ -120,10 +115,9 @@ def test_the_plot_tells_the_largest_apart_and_adds_up(
 
 
 def test_a_plot_that_two_filters_would_make_slow_has_one_series(
-    product: InProcess, acme: User, signed_in: SignIn
+    product: InProcess, acme: User, visitor: Visitor
 ) -> None:
     spend(product, acme, "one", 2, key_id="keyA")
-    visitor = signed_in(acme)
     assert list(plot(visitor, "key=keyA&by=model")) == ["spend", "unit"]
     assert list(plot(visitor, "key=keyA&by=key")) == ["keyA", "unit"]
 
@@ -195,12 +189,11 @@ def test_a_budget_is_shown_with_what_is_left_and_when_it_ends(
     ],
 )
 def test_what_is_left_is_said_of_the_budgets_own_amount(
-    product: InProcess, acme: User, signed_in: SignIn, kind, enforcement, said: str
+    product: InProcess, acme: User, visitor: Visitor, kind, enforcement, said: str
 ) -> None:
     pay(acme, "111.5")
     path = f"/admin/v1/tenants/{acme.tenant_id}/budgets/{kind}/{enforcement}"
     assert product.operator.call("PUT", path, {"amount": "10"}).status_code == 200
-    visitor = signed_in(acme)
     assert said in shown(visitor, "/console")
     assert ("<meter" in visitor.get("/console").text) == (kind == "monthly")
     operator = Visitor(product)
@@ -241,10 +234,7 @@ def test_quick_ranges_are_whole_days_and_months_of_utc() -> None:
 
 
 @pytest.mark.parametrize("path", ["/console", "/console/requests"])
-def test_a_quick_range_is_a_link_that_keeps_the_other_filters(
-    acme: User, signed_in: SignIn, path: str
-) -> None:
-    visitor = signed_in(acme)
+def test_a_quick_range_is_a_link_that_keeps_the_other_filters(visitor: Visitor, path: str) -> None:
     page = visitor.get(f"{path}?model=json").text
     link = html.unescape(re.search(r'href="([^"]*)">\s*Yesterday', page)[1])
     assert "model=json" in link

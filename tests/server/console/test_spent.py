@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from server.billing.receipts.receipt import Receipt
 from server.billing.statements import Statements
 from server.billing.tenant_figures import list_tenant_figures
 from tests.server.billing.test_usage import KEPT_PRICE, post_kept, post_usage
-from tests.server.console.browsing import Visitor
+from tests.server.console.browsing import SignIn
 from tests.server.factories import NOW_MS
 from tests.server.fake_api import Api, fixed, make_run
 from tests.server.in_process import InProcess, User
@@ -135,7 +134,7 @@ def titled(page: str, near: str) -> int:
 
 def test_every_surface_of_the_documents_says_the_same(
     tenant: User,
-    signed_in: Callable[[User], Visitor],
+    signed_in: SignIn,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:

@@ -1,13 +1,11 @@
 """The page of the webhook."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from server.webhooks.events import Event, insert_event, new_event
-from tests.server.console.browsing import Visitor
+from tests.server.console.browsing import SignIn
 from tests.server.in_process import InProcess, User
 
-SignIn = Callable[[User], Visitor]
 URL = "https://example.com/hook"
 AT_MS = 1_770_000_000_000
 
