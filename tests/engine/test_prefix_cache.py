@@ -19,7 +19,6 @@ from tests.engine.fakes import (
     make_message,
     make_scheduler,
     run_until_idle,
-    step,
     update,
 )
 
@@ -118,15 +117,6 @@ def test_what_is_not_finite_is_never_found():
     assert scheduler.schedule().rows[0].start == 0
 
 
-def test_cached_tokens_are_no_service():
-    scheduler = make_scheduler(scheduling_policy="vtc", max_num_batched_tokens=128)
-    for name, tenant in (("r1", "first"), ("r2", "second")):
-        message = make_message(name, prompt=PROMPT, max_tokens=1, tenant_id=tenant)
-        scheduler.add("gw", message)
-        step(scheduler)
-    assert scheduler.policy.counters == {"first": 72.0, "second": 72.0 + 8.0}
-
-
 def test_of_n_answers_one_computes_the_prompt(tmp_path):
     core = make_core(tmp_path, max_num_batched_tokens=256)
     message = make_message("r1", prompt=PROMPT, n=4, max_tokens=3)
@@ -173,22 +163,6 @@ def test_kv_of_another_base_model_is_never_found():
 # ---- the pool ----
 
 CLAIM = Claim("t")
-
-
-def test_leaves_go_first_and_the_longest_unused_before_others():
-    arena = Arena(6)
-    pool = BlockPool(arena)
-    for tag in (b"a", b"b"):
-        blocks = pool.allocate(3)
-        for i, block_id in enumerate(blocks):
-            pool.publish(block_id, tag * (i + 1))
-        pool.release(blocks, CLAIM, 1.0)
-    assert not arena.num_free
-    pool.take(pool.find([b"a"]))  # a's first block is in use again
-    assert arena.make_room(3)
-    assert len(pool.find([b"a", b"aa", b"aaa"])) == 1
-    assert len(pool.find([b"b", b"bb", b"bbb"])) == 2
-    assert not arena.make_room(6)
 
 
 def test_a_prefix_that_was_found_stays_longer():

@@ -16,8 +16,6 @@ from tests.engine.fakes import (
     make_core,
     make_message,
     make_scheduler,
-    tokens_for,
-    update,
 )
 
 EVERYWHERE = (0, 1, 2)
@@ -154,16 +152,6 @@ def test_however_much_it_gets_elsewhere_it_has_a_turn_here_in_time():
     assert PATIENCE_S - 1 <= longest_pause_s(given) <= PATIENCE_S + 3 * TURN_S
 
 
-def test_an_engine_that_is_gone_is_soon_held_against_nobody():
-    pool = busy_here()
-    for total in (0.0, 1e9):
-        pool.engines[0].policy.note_elsewhere(elsewhere({"spread": total}))
-    service_of_steps(pool, "spread", round(PATIENCE_S / STEP_S))
-    here = pool.service.given["here"]
-    spread = sum(service_of_steps(pool, "spread", 300))
-    assert spread == pytest.approx(pool.service.given["here"] - here, rel=0.1)
-
-
 def waiting_requests(*tenants):
     scheduler = make_scheduler(scheduling_policy="fcfs")
     for tenant in tenants:
@@ -212,53 +200,12 @@ def test_what_it_got_elsewhere_while_it_was_behind_the_others_is_no_lead_to_forg
     assert counters.counters["spread"] == 190.0
 
 
-def test_what_a_tenant_was_given_here_is_not_forgiven():
-    """Patience concerns service elsewhere only: a tenant of small weight waits for its turn."""
-    demands = {"heavy": Demand((0,), 1000.0), "light": Demand((0,), 1.0)}
-    pool = FairPool(1, demands, every=0, max_num_seqs=1)
-    policy = pool.engines[0].policy
-    pool.run(20)
-    total = 0.0
-
-    def a_little_elsewhere(step):
-        nonlocal total
-        total += 0.001
-        policy.note_elsewhere(elsewhere({"light": total}))
-
-    given = service_of_steps(pool, "light", 1500, a_little_elsewhere)
-    assert longest_pause_s(given) > 2 * PATIENCE_S
-
-
 def test_while_nobody_waits_here_nobody_pays_for_elsewhere():
     counters = VirtualTokenCounters(FakeClock())
     counters.order([])
     for total in (0.0, 1e6):
         counters.note_elsewhere(elsewhere({"spread": total}))
     assert counters.counters == {}
-
-
-def test_who_is_served_elsewhere_is_not_below_those_who_wait_here():
-    """The tenant counts as active, so its service elsewhere is added to the others' level."""
-    pool = busy_here(tenants=("here",), num_steps=100)
-    policy = pool.engines[0].policy
-    level = policy.counters["here"]
-    assert level > 100
-    for total in (0.0, 60.0):
-        policy.note_elsewhere(elsewhere({"new": total}))
-    assert policy.counters["new"] == pytest.approx(level + 60, abs=40)
-
-
-def test_who_comes_back_to_the_pool_has_saved_nothing_up():
-    """A tenant returns after a long time to an engine that served the other all along."""
-    demands = {"busy": Demand(EVERYWHERE), "late": Demand(())}
-    pool = FairPool(3, demands)
-    pool.run(400)
-    demands["late"] = Demand((0,))
-    before = dict(pool.service.given)
-    pool.run(200)
-    late = pool.service.given["late"] - before["late"]
-    busy = pool.service.given["busy"] - before["busy"]
-    assert late <= busy / 2 * 1.1, "late got more than a share of one engine"
 
 
 # ---- messages ----
@@ -361,23 +308,3 @@ def test_where_there_is_no_share_to_keep_nothing_is_told(policy, tmp_path):
     core.step()
     core.handle("gw", elsewhere({"t1": 1e9}))
     assert core.take_service(epoch=1) == []
-
-
-def test_one_engine_alone_schedules_as_if_there_were_no_exchange():
-    """Patience has no effect if there was no service elsewhere."""
-    orders = []
-    for patience_s in (0.0, 1e9):
-        scheduler = make_scheduler(64, scheduling_policy="vtc", max_num_seqs=2)
-        scheduler.policy._patience_s = patience_s
-        for i in range(40):
-            message = make_message(
-                f"r{i}", 5 + i % 7, 3 + i % 5, tenant_id=f"t{i % 3}", weight=1 + i % 3
-            )
-            scheduler.add("gw", message)
-        seen = []
-        while scheduler.has_work:
-            batch = scheduler.schedule()
-            seen += [row.request_id for row in batch.rows if row.start == 0]
-            update(scheduler, batch, tokens_for(batch))
-        orders.append(seen)
-    assert orders[0] == orders[1]
