@@ -2,23 +2,14 @@
 
 from functools import cache
 
-import peft
 import pytest
-import torch
-from peft import LoraConfig
 
-from registry.checks.validate import AdapterLimits
 from registry.errors import InvalidAdapter
-from registry.formats.peft_config import CONFIG_FILE
-from registry.formats.peft_format import WEIGHTS_FILE
 from server.cli.adapter_folder import AdapterFolder
 from tests.corpus.cases import BASES, CASES, Case, Refused, Served
 from tests.corpus.folders import Folder
 from tests.corpus.world import World, randomize
-from tests.registry.factories import validate_adapter
-from tests.tiny_models import ALL_TARGETS
 
-DEFAULTS = {"task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": ALL_TARGETS}
 TRAINED_ON = "The config says that the adapter was trained on"
 """The beginning of a warning that every adapter has here: no base model has the folder's name."""
 
@@ -36,10 +27,7 @@ def cases_of(kind):
 
 def write(case, world, path):
     """Write PEFT's folder of a case and the one that is pushed; return both."""
-    torch.manual_seed(3)
-    model = peft.get_peft_model(
-        world.fresh_model(case.num_added), LoraConfig(**DEFAULTS | case.options)
-    )
+    model = world.adapted(case.options, case.num_added)
     saved = dict(case.saved)
     if case.is_converted:
         # PEFT would convert these, too, if the config named their initialization.
@@ -60,18 +48,13 @@ def write(case, world, path):
     return path / "peft", pushed
 
 
-def validate(world, folder):
-    config = (folder / CONFIG_FILE).read_bytes()
-    return validate_adapter(config, folder / WEIGHTS_FILE, world.base, AdapterLimits())
-
-
 @cases_of(Served)
 def test_a_folder_that_is_served_gives_the_tokens_of_peft(case: Case, world_of, tmp_path):
     world = world_of(case.base)
     peft_folder, pushed = write(case, world, tmp_path)
     with AdapterFolder.find(pushed).as_sent() as sent:
         answers = world.answers(sent)
-        warnings = validate(world, sent).warnings
+        warnings = world.validate(sent).warnings
     assert answers != world.base_says
     world.assert_peft_says(peft_folder, answers, case.num_added)
     others = [warning for warning in warnings if not warning.startswith(TRAINED_ON)]
@@ -87,6 +70,6 @@ def test_a_folder_that_is_refused_is_told_what_to_do(case: Case, world_of, tmp_p
         AdapterFolder.find(pushed).as_sent() as sent,
         pytest.raises(InvalidAdapter) as caught,
     ):
-        validate(world, sent)
+        world.validate(sent)
     assert caught.value.code == case.outcome.code
     assert str(caught.value).endswith(case.outcome.advice)

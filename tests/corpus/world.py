@@ -5,13 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from registry.base.base_model import BaseModel
+from registry.checks.passport import Passport
+from registry.checks.validate import AdapterLimits
+from registry.formats.peft_config import CONFIG_FILE
+from registry.formats.peft_format import WEIGHTS_FILE
 from tests.engine.fakes import make_message, tokens_of
 from tests.engine.real_core import add_adapter, build_core
-from tests.tiny_models import save_model
+from tests.registry.factories import validate_adapter
+from tests.tiny_models import ALL_TARGETS, save_model
 
 NUM_TOKENS = 8
 INVOCATION = [17, 18, 19]
@@ -41,6 +46,16 @@ class World:
             num_tokens = model.config.vocab_size + num_added
             model.resize_token_embeddings(num_tokens, mean_resizing=False)
         return model
+
+    def adapted(self, options: dict[str, Any], num_added: int = 0) -> Any:
+        """PEFT's model with a fresh adapter, always the same one.   options: see make_config."""
+        torch.manual_seed(3)
+        return get_peft_model(self.fresh_model(num_added), make_config(options))
+
+    def validate(self, folder: Path) -> Passport:
+        """Check the adapter in a folder as an upload is checked. Raises InvalidAdapter."""
+        config = (folder / CONFIG_FILE).read_bytes()
+        return validate_adapter(config, folder / WEIGHTS_FILE, self.base, AdapterLimits())
 
     def answers(self, adapter_dir: Path) -> list[list[int]]:
         """The engine's answers to PROMPTS with an adapter, which is uploaded."""
@@ -75,11 +90,16 @@ class World:
             assert answer == logits.argmax(-1).tolist()
 
 
-def randomize(model: torch.nn.Module, dtype: torch.dtype = torch.float32) -> None:
+def make_config(options: dict[str, Any]) -> LoraConfig:
+    """A LoraConfig in which these options are not those of a plain LoRA on all projections."""
+    plain = {"task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": ALL_TARGETS}
+    return LoraConfig(**plain | options)
+
+
+def randomize(model: torch.nn.Module) -> None:
     """Give LoRA's weights, and trained tokens, random values that change the model's answers."""
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.8 / parameter.shape[-1] ** 0.5)
-            parameter.data = parameter.data.to(dtype)
         elif "trainable_tokens" in name:
             parameter.data += torch.randn_like(parameter)
