@@ -36,8 +36,10 @@ def test_a_prediction_comes_to_the_engine_as_tokens_without_special_ones(scripte
 
 @pytest.mark.parametrize("asked", [{"max_tokens": 7}, {"max_completion_tokens": 7}])
 def test_what_an_answer_cannot_have_is_dropped_of_its_prediction(scripted: Product, asked) -> None:
-    assert scripted.chat(**{"max_tokens": None} | asked | predicted(SENTENCE)).status_code == 200
+    asked = {"max_tokens": None, "speculation": "shared"} | asked | predicted(SENTENCE)
+    assert scripted.chat(**asked).status_code == 200
     (message,) = scripted.engines.asked
+    assert (message.drafts, message.shares_drafts) == (True, True)
     whole = scripted.gateway.bases.default.tokenizer.encode(SENTENCE, add_special_tokens=False)
     assert list(message.predicted_token_ids) == whole[:7]
     assert len(whole) > 7
