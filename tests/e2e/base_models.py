@@ -104,10 +104,14 @@ def error_of(answer: httpx.Response) -> tuple[int, str, str | None]:
 
 @dataclass
 class Load:
-    """Requests that are sent one after another by several clients until the block ends."""
+    """Requests that are sent one after another by a client for each model until the block ends.
+
+    options: further fields of every request.
+    """
 
     tenant: Tenant
     models: list[str]
+    options: dict[str, Any] = field(default_factory=dict)
     answers: list[httpx.Response] = field(default_factory=list)
 
     def __enter__(self) -> "Load":
@@ -129,7 +133,7 @@ class Load:
 
     def _send(self, model: str) -> None:
         while not self._over.is_set():
-            self.answers.append(ask(self.tenant, model, PROMPTS[0]))
+            self.answers.append(ask(self.tenant, model, PROMPTS[0], **self.options))
 
 
 # ---- what must hold ----

@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -17,10 +17,16 @@ from pathlib import Path
 from typing import Literal
 
 import httpx
+import sqlalchemy as sa
+from sqlalchemy.engine import RowMapping
 
 from engine.steps.meter import TokenMeter
 from engine.wire.messages import PROOF_TENANT
+from server.billing.audit.run import audit
+from server.billing.tables import usage_events
+from server.database.database import Database
 from tests.e2e.stack import Stack, Tenant
+from tests.e2e.streams import Streamed, engines
 
 STEM = list(range(10, 60))
 """Tokens with a part of which many prompts begin, so that cached tokens occur in the bill."""
@@ -206,14 +212,7 @@ def check_bill(stack: Stack, seen: Seen, before: Before) -> list[dict]:
         meter[0] - before.meter[0] - computed,
         meter[1] - before.meter[1] - sum(counted.values()),
     )
-    # A step that was computed and not journaled when the engine died was seen by no client: whole
-    # steps may be missing, one per kill, and nothing else.
-    possible = [
-        tuple(map(sum, zip((0, 0), *cut, strict=True)))
-        for size in range(len(seen.cut_steps) + 1)
-        for cut in combinations(seen.cut_steps, size)
-    ]
-    assert missing in possible, (missing, possible)
+    assert missing in (possible := _sums_of_some(seen.cut_steps)), (missing, possible)
     for answer_id, count in seen.tokens.items():
         assert count <= counted[answer_id.rpartition("-")[2]]
     for event in events:
@@ -221,4 +220,57 @@ def check_bill(stack: Stack, seen: Seen, before: Before) -> list[dict]:
         # A failed request is free: the engine wrote its end and died before it sent the answer.
         is_free |= event["is_failed"] or event["tenant_id"] == PROOF_TENANT
         assert (event["amount_nanousd"] == 0) == is_free
+    return events
+
+
+def _sums_of_some(cut_steps: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return what the journal may lack: a step that was computed and not journaled when the engine
+    died was seen by no client, so whole steps may be missing, one per kill, and nothing else.
+    """
+    return [
+        tuple(map(sum, zip((0, 0), *cut, strict=True)))
+        for size in range(len(cut_steps) + 1)
+        for cut in combinations(cut_steps, size)
+    ]
+
+
+def check_streams(
+    stack: Stack,
+    streams: Sequence[Streamed],
+    num_tokens: int,
+    lost: Mapping[str, str | None],
+    cut_steps: Sequence[tuple[int, ...]],
+) -> dict[str, RowMapping]:
+    """Check that streams of an engine that died under them ended with an error and are free, and
+    that others are not. No token was computed uncounted. Returns all usage events by request.
+
+    lost: by request, the id of the engine that died, or None.   cut_steps: (prompt tokens, sampled
+    tokens) of the last steps of killed engines, which may not have been journaled.
+    """
+    folders = [stack.data_dir / name for name in engines(stack)]
+    with closing(Database(data_dir=stack.data_dir, exclusive=False)) as database:
+        rows = database.read_sync(
+            lambda conn: conn.execute(sa.select(usage_events)).mappings().all()
+        )
+        report = database.read_sync(lambda conn: audit(conn, engine_dirs=folders))
+    assert (report.findings, report.incidents) == ([], {})
+    assert hold_states(stack) == {"posted"}
+    events = {row["request_id"]: row for row in rows}
+    assert len(events) == len(rows), "one event a request"
+    for got in streams:
+        event = events[got.request_id]
+        assert bool(got.error) == (event["engine_id"] == lost[got.request_id])
+        if got.error:
+            assert (got.error, event["stop_cause"]) == ("engine_unavailable", "engine_failure")
+            assert (event["is_failed"], event["amount_nanousd"]) == (True, 0)
+            assert got.num_tokens <= event["completion_tokens"] < num_tokens
+        else:
+            assert (got.finish_reason, event["is_failed"]) == ("length", False)
+            assert got.num_tokens == event["completion_tokens"] == num_tokens
+            assert event["amount_nanousd"] > 0
+    meters = [TokenMeter.read(folder / "meter") for folder in folders]
+    computed = sum(event["prompt_tokens"] - event["cached_tokens"] for event in rows)
+    sampled = sum(event["completion_tokens"] for event in rows)
+    beside = (sum(meter[0] for meter in meters) - computed, sum(m[1] for m in meters) - sampled)
+    assert beside in _sums_of_some(cut_steps)
     return events

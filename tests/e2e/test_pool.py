@@ -3,32 +3,27 @@
 import asyncio
 import contextlib
 import sqlite3
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-import sqlalchemy as sa
 
 from engine.leaving import is_settled
 from engine.steps.meter import TokenMeter
-from server.billing.audit.run import audit
-from server.billing.tables import usage_events
-from server.database.database import Database
 from server.pool.control_files import members_file, wanted_file
-from tests.e2e.stack import Stack, Tenant, running
-from tests.e2e.streams import Streamed, engines, num_generated, run_streams, wait_until_ready
+from tests.e2e.base_models import Load
+from tests.e2e.bill import check_streams
+from tests.e2e.stack import Stack, running
+from tests.e2e.streams import engines, num_generated, run_streams, wait_until_ready
 
 SETTINGS: dict[str, Any] = {
     "fake_engine": True, "max_num_seqs": 4, "max_model_len": 512,
     "environment": {"FAKE_STEP_S": "0.02"},
 }  # fmt: skip
-BODY = {"model": "base", "max_tokens": 60, "ignore_eos": True}
+OPTIONS = {"max_tokens": 60, "ignore_eos": True}
 LOST = "engine-2"
 NUM_STREAMS, NUM_TOKENS = 6, 200
 
@@ -53,58 +48,13 @@ def holds_by_state(stack: Stack) -> dict[str, int]:
         return dict(database.execute("SELECT state, count(*) FROM holds GROUP BY state"))
 
 
-@dataclass
-class Load:
-    """Workers that send one request after the other. answers: status and body; 0: no answer."""
-
-    tenant: Tenant
-    answers: list[tuple[int, Any]] = field(default_factory=list)
-    num_workers: int = 0
-    _threads: list[threading.Thread] = field(default_factory=list)
-
-    def set_workers(self, count: int) -> None:
-        """Set the number of workers. New ones begin at once; others end after their next answer."""
-        self.num_workers = count
-        for number in range(len(self._threads), count):
-            self._threads.append(threading.Thread(target=self._work, args=(number,)))
-            self._threads[-1].start()
-
-    def _work(self, number: int) -> None:
-        headers = {"authorization": f"Bearer {self.tenant.api_key}"}
-        with httpx.Client(
-            base_url=self.tenant.stack.base_url, headers=headers, timeout=60
-        ) as client:
-            for turn in range(10_000):
-                if number >= self.num_workers:
-                    return
-                body = BODY | {"prompt": [10 + number, 10 + turn % 100, 5]}
-                try:
-                    answer = client.post("/v1/completions", json=body)
-                    self.answers.append((answer.status_code, answer.json()))
-                except (httpx.HTTPError, ValueError) as error:
-                    self.answers.append((0, error))
-
-    def stop(self) -> None:
-        self.num_workers = 0
-        for thread in self._threads:
-            thread.join(60)
-
-
-@contextlib.contextmanager
-def loaded(tenant: Tenant) -> Iterator[Load]:
-    load = Load(tenant)
-    try:
-        yield load
-    finally:
-        load.stop()
-
-
 def test_a_pool_grows_under_load_and_shrinks_again_and_no_request_notices(pool: Stack) -> None:
-    with loaded(pool.tenant("grows")) as load:
-        load.set_workers(11)
-        pool.wait(lambda: states(pool).get("engine-3") == "ready")
-        pool.wait(lambda: num_generated(pool)["engine-3"] > 0)
-        load.set_workers(5)
+    tenant = pool.tenant("grows")
+    few, more = (Load(tenant, ["base"] * count, OPTIONS) for count in (5, 6))
+    with few:
+        with more:
+            pool.wait(lambda: states(pool).get("engine-3") == "ready")
+            pool.wait(lambda: num_generated(pool)["engine-3"] > 0)
         engine_pid = pool.pid("engine-3")
         wanted_file(pool.data_dir).write(2)
         pool.wait(lambda: states(pool)["engine-3"] == "leaving")
@@ -112,12 +62,12 @@ def test_a_pool_grows_under_load_and_shrinks_again_and_no_request_notices(pool: 
         # A stand-in follows the engine and stays a member: holds there may still be open.
         pool.wait(lambda: is_retired(pool.pid("engine-3")))
         pool.wait(lambda: states(pool)["engine-3"] == "leaving")
-        num_answers = len(load.answers)
-        pool.wait(lambda: len(load.answers) > num_answers + 10)
-    assert [answer for answer in load.answers if answer[0] != 200] == []
-    events = pool.settled_events(len(load.answers))
-    assert len(events) == len(load.answers)
-    assert {event["completion_tokens"] for event in events} == {BODY["max_tokens"]}
+        few.wait_for(10)
+    answers = few.answers + more.answers
+    assert {answer.status_code for answer in answers} == {200}
+    events = pool.settled_events(len(answers))
+    assert len(events) == len(answers)
+    assert {event["completion_tokens"] for event in events} == {OPTIONS["max_tokens"]}
     assert len({event["engine_id"] for event in events}) == 3, "all of them served"
     pool.wait(lambda: holds_by_state(pool) == {"posted": len(events)})
     pool.wait(lambda: engines(pool)["engine-3"]["figures"]["unsettled_records"] == 0)
@@ -140,44 +90,9 @@ def test_an_engine_that_is_killed_ends_its_own_streams_and_no_others(pool: Stack
     assert {got.finish_reason for got in again} == {"length"}
     pool.wait(lambda: num_generated(pool)[LOST])
     pool.settled_events(before + len(streams) + len(again))
-    check_bill(pool, streams, lost_id, cut_step)
-
-
-def check_bill(
-    stack: Stack, streams: list[Streamed], lost_id: str, cut_step: tuple[int, ...]
-) -> None:
-    """Check that streams of the lost engine ended with an error and are free, and others are not.
-
-    No token was computed uncounted.   cut_step: (prompt tokens, sampled tokens) of the killed
-    engine's last step, which may not have been journaled.
-    """
-    folders = [stack.data_dir / name for name in engines(stack)]
-    with contextlib.closing(Database(data_dir=stack.data_dir, exclusive=False)) as database:
-        rows = database.read_sync(
-            lambda conn: list(conn.execute(sa.select(usage_events)).mappings())
-        )
-        report = database.read_sync(lambda conn: audit(conn, engine_dirs=folders))
-    assert (report.findings, report.incidents) == ([], {})
-    assert set(holds_by_state(stack)) == {"posted"}
-    events = {row["request_id"]: row for row in rows}
-    assert len(events) == len(rows), "one event a request"
+    lost = dict.fromkeys((got.request_id for got in streams), lost_id)
+    events = check_streams(pool, streams, NUM_TOKENS, lost, [cut_step])
     assert len({events[got.request_id]["engine_id"] for got in streams}) == 2, "both served"
-    for got in streams:
-        event = events[got.request_id]
-        assert bool(got.error) == (event["engine_id"] == lost_id)
-        if got.error:
-            assert (got.error, event["stop_cause"]) == ("engine_unavailable", "engine_failure")
-            assert (event["is_failed"], event["amount_nanousd"]) == (True, 0)
-            assert got.num_tokens <= event["completion_tokens"] < NUM_TOKENS
-        else:
-            assert (got.finish_reason, event["is_failed"]) == ("length", False)
-            assert got.num_tokens == event["completion_tokens"] == NUM_TOKENS
-            assert event["amount_nanousd"] > 0
-    meters = [TokenMeter.read(folder / "meter") for folder in folders]
-    computed = sum(event["prompt_tokens"] - event["cached_tokens"] for event in rows)
-    sampled = sum(event["completion_tokens"] for event in rows)
-    beside = (sum(meter[0] for meter in meters) - computed, sum(m[1] for m in meters) - sampled)
-    assert beside in ((0, 0), cut_step)
 
 
 def test_what_a_smaller_pool_does_not_start_again_is_billed_all_the_same(
@@ -198,7 +113,8 @@ def test_what_a_smaller_pool_does_not_start_again_is_billed_all_the_same(
         num_received = sum(got.num_tokens for got in streams)
         assert sum(event["completion_tokens"] for event in events) >= num_received
         assert {event["amount_nanousd"] for event in events} == {0}
-        answer = stack.client(tenant.api_key).post("/v1/completions", json=BODY | {"prompt": [5]})
+        body = OPTIONS | {"model": "base", "prompt": [5]}
+        answer = stack.client(tenant.api_key).post("/v1/completions", json=body)
         assert answer.status_code == 200
         names = [member.name for member in members_file(stack.data_dir).read()]
         assert set(names) >= {"engine", LOST}
