@@ -210,34 +210,24 @@ class Change:
     def names(self) -> set[str]:
         """Names that a finding may use for the row, as it was or as it is."""
         now = self.row | ({self.column: self.value} if self.column else self.value or {})
-        return {name for row in (self.row, now) for name in _names(self.table, row)}
+        names = NAMES.get(self.table.name, ("entry ",))
+        return {name.format(**row) for row in (self.row, now) for name in names}
 
 
-def _names(table: sa.Table, row: dict[str, Any]) -> list[str]:
-    match table.name:
-        case "entries":
-            return [f"entry {row['entry_id']}", f"receipt {row['tenant_id']}/{row['receipt_seq']}"]
-        case "usage_events":
-            return [f"(request {row['request_id']})", f"hold {row['request_id']}"]
-        case "kept_events":
-            return [f"entry {row['event_id']}", f"event {row['event_id']}"]
-        case "holds":
-            return [f"hold {row['request_id']}"]
-        case "tenant_accounts":
-            return [f"tenant {row['tenant_id']}"]
-        case "monthly_spend":
-            return [f"month {row['tenant_id']} {row['month']}"]
-        case "usage_rollups":
-            return [f"roll-up {row['tenant_id']} {row['hour_ms']} {row['kind']}"]
-        case "usage_days":
-            return [f"day {row['tenant_id']} {row['day_ms']} {row['dimension']}"]
-        case "statements":
-            return [f"statement {row['tenant_id']}/{row['period']}"]
-        case "journal_positions":
-            return [f"engine {row['engine_id']}"]
-        case "ledger_head":
-            return ["ledger head", "entry ", "entries "]
-    return ["entry "]  # a price or a key: any entry that uses it
+NAMES = {
+    "entries": ("entry {entry_id}", "receipt {tenant_id}/{receipt_seq}"),
+    "usage_events": ("(request {request_id})", "hold {request_id}"),
+    "kept_events": ("entry {event_id}", "event {event_id}"),
+    "holds": ("hold {request_id}",),
+    "tenant_accounts": ("tenant {tenant_id}",),
+    "monthly_spend": ("month {tenant_id} {month}",),
+    "usage_rollups": ("roll-up {tenant_id} {hour_ms} {kind}",),
+    "usage_days": ("day {tenant_id} {day_ms} {dimension}",),
+    "statements": ("statement {tenant_id}/{period}",),
+    "journal_positions": ("engine {engine_id}",),
+    "ledger_head": ("ledger head", "entry ", "entries "),
+}
+"""Names that a finding may use for a row, by table; of a price or a key, any entry that uses it."""
 
 
 def rows_of(conn: sa.Connection, table: sa.Table) -> list[dict[str, Any]]:
@@ -255,7 +245,7 @@ def changes_of(table: sa.Table, row: dict[str, Any]) -> Iterator[Change]:
     is_first = (row.get("tenant_id"), row.get("period")) == ("ten_1", "2026-02")
     if table is not holds and (table is not statements or is_first):
         yield Change(table, row, None)
-    if (twin := _twin(table, row)) is not None:
+    if (twin := TWINS.get(table.name)) is not None:
         yield Change(table, row, None, twin)
     for column in table.c:
         if f"{table.name}.{column.name}" in NO_MONEY or _is_unused(table, row, column.name):
@@ -264,33 +254,21 @@ def changes_of(table: sa.Table, row: dict[str, Any]) -> Iterator[Change]:
             yield Change(table, row, column.name, value)
 
 
-def _twin(table: sa.Table, row: dict[str, Any]) -> dict[str, Any] | None:
-    """Keys of a duplicate of the row."""
-    match table.name:
-        case "entries":
-            return {
-                "entry_id": 10**6, "receipt_seq": 10**6, "reverses_entry_id": None,
-                "idempotency_key": None,
-            }  # fmt: skip
-        case "usage_events":
-            return {"event_id": 10**6, "journal_seq": 10**6, "request_id": "twin"}
-        case "kept_events":
-            return {"event_id": 10**6, "source_id": "twin"}
-        case "holds":
-            return {"request_id": "twin"}
-        case "tenant_accounts":
-            return {"tenant_id": "twin"}
-        case "monthly_spend":
-            return {"month": "2001-01"}
-        case "usage_rollups":
-            return {"model": "twin"}
-        case "usage_days":
-            return {"name": "twin"}
-        case "statements":
-            return {"period": "2001-01"}
-        case "journal_positions":
-            return {"engine_id": "twin"}
-    return None  # another price, key or head moves no money
+TWINS: dict[str, dict[str, Any]] = {
+    "entries": {
+        "entry_id": 10**6, "receipt_seq": 10**6, "reverses_entry_id": None, "idempotency_key": None,
+    },
+    "usage_events": {"event_id": 10**6, "journal_seq": 10**6, "request_id": "twin"},
+    "kept_events": {"event_id": 10**6, "source_id": "twin"},
+    "holds": {"request_id": "twin"},
+    "tenant_accounts": {"tenant_id": "twin"},
+    "monthly_spend": {"month": "2001-01"},
+    "usage_rollups": {"model": "twin"},
+    "usage_days": {"name": "twin"},
+    "statements": {"period": "2001-01"},
+    "journal_positions": {"engine_id": "twin"},
+}  # fmt: skip
+"""Keys of a duplicate of a row, by table; another price, key or head moves no money."""
 
 
 def _is_unused(table: sa.Table, row: dict[str, Any], column: str) -> bool:
