@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,10 @@ def test_the_bill_is_the_meter_after_random_disconnects(stack: Stack) -> None:
     events = check_bill(stack, seen, before)
     assert hold_states(stack) == {"posted"}
     assert sum(event["cached_tokens"] for event in events) > 0
+    ended, posted = (
+        [datetime.fromisoformat(e[f"{did}_at"]) for e in events] for did in ("ended", "posted")
+    )
+    assert max(b - a for a, b in zip(ended, posted, strict=True)) < timedelta(seconds=5)
 
 
 def test_the_bill_is_exact_after_the_gateway_is_killed(stack: Stack) -> None:

@@ -3,6 +3,8 @@
 import json
 from urllib.parse import urlencode
 
+import httpx
+import openai
 import pytest
 from openai.types.admin.organization import UsageCompletionsResponse, UsageCostsResponse
 
@@ -125,6 +127,28 @@ def test_requests_are_filtered(acme, params, count):
     use(acme, (5, {}), (6, {"model": "pirate"}), (7, {"model": "pirate@3", "key": "key2"}))
     [found] = results(ask(acme, COMPLETIONS, end_time=MIDNIGHT + DAY, **params))
     assert sum(result["num_model_requests"] for result in found) == count
+
+
+def test_openais_own_client_asks_for_it_and_reads_it(acme):
+    use(acme, (5, {"model": "alpha"}), (6, {"model": "alpha"}), (7, {}))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        given = acme.call(request.method, request.url.raw_path.decode())
+        return httpx.Response(given.status_code, json=given.json())
+
+    with openai.OpenAI(
+        base_url="http://gateway/v1", api_key="unused", admin_api_key=acme.api_key,
+        http_client=httpx.Client(transport=httpx.MockTransport(answer)),
+    ) as client:  # fmt: skip
+        asked = {"start_time": MIDNIGHT, "limit": 1}
+        [bucket] = client.admin.organization.usage.completions(
+            **asked, models=["alpha", "nobody"], group_by=["model", "project_id"],
+            project_ids=[acme.tenant_id, "nobody"],
+        ).data  # fmt: skip
+        costs = client.admin.organization.usage.costs(**asked, group_by=["line_item"])
+    [sums] = bucket.results
+    assert (sums.model, sums.project_id) == ("alpha", acme.tenant_id)
+    assert (sums.num_model_requests, len(costs.data[0].results)) == (2, 2)
 
 
 def test_a_tenant_sees_itself_and_the_operator_sees_all(product, acme):
