@@ -1,11 +1,14 @@
 """Factories for the gateway's tests: tenants, keys, holds, end records."""
 
-from engine.wire.records import EndRecord, JournalRecords
+from engine.wire.records import EndRecord, JournalRecords, ResidencyRecord
 from server.accounts.keys import ApiKey, create_key
 from server.accounts.tenants import STANDARD, Tenant, TenantLimits, create_tenant
+from server.billing import ledger
 from server.billing.holds import Hold, insert_hold
 from server.billing.prices import Price, ensure_price
 from server.billing.rating import amount_nanousd
+from server.billing.receipts.receipt import Receipt
+from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.receipts.signing import Signer
 from server.database.database import Database
 
@@ -91,6 +94,21 @@ def make_end(seq: int, request_id: str = "r1", **fields: object) -> EndRecord:
         **fields,
     }
     return EndRecord(**values)
+
+
+def post_ends(
+    database: Database,
+    *records: EndRecord | ResidencyRecord,
+    engine_id: str = ENGINE,
+    now_ms: int = NOW_MS,
+) -> ledger.PostResult:
+    """Post records as a settler does."""
+    return database.write_sync(lambda c: ledger.post(c, SIGNER, engine_id, records, now_ms))
+
+
+def receipts_of(database: Database) -> list[Receipt]:
+    """All receipts, ordered by tenant."""
+    return database.read_sync(lambda c: list(iterate_receipts(c, select_receipts())))
 
 
 def make_journal(*records: EndRecord, **fields: object) -> JournalRecords:

@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from server.accounts.tables import tenants
-from server.billing import budgets, ledger
+from server.billing import budgets
 from server.billing.budgets import CLOCK_SLACK_MS, LEASE_TOKENS, Budget, BudgetExhausted, BudgetHeld
 from server.billing.holds import insert_hold
 from server.billing.months import end_of
@@ -15,11 +15,11 @@ from server.billing.tables import holds
 from server.database.database import Database
 from tests.server.factories import (
     NOW_MS,
-    SIGNER,
     make_end,
     make_hold,
     make_price,
     make_tenant,
+    post_ends,
 )
 
 PRICE = TokenPrices(prompt_nanousd=10, cached_nanousd=5, completion_nanousd=100)
@@ -51,11 +51,6 @@ def hold(database, tenant, **fields):
     made = make_hold(make_price(database), tenant_id=tenant.tenant_id, **fields)
     database.write_sync(lambda c: insert_hold(c, made))
     return made
-
-
-def end(database, tenant, **fields):
-    record = make_end(1, tenant_id=tenant.tenant_id, **fields)
-    database.write_sync(lambda c: ledger.post(c, SIGNER, "engine-1", [record], NOW_MS))
 
 
 def sums(database, tenant, now_ms=NOW_MS):
@@ -141,7 +136,7 @@ def test_without_a_hard_budget_an_extension_is_all_that_is_wanted(database):
 def test_a_hold_that_has_ended_is_not_extended(database):
     tenant = make_tenant(database)
     hold(database, tenant)
-    end(database, tenant)
+    post_ends(database, make_end(1, tenant_id=tenant.tenant_id))
     assert extend(database, 1000) == 0
     assert extend(database, 1000, "unknown") == 0
 
@@ -151,7 +146,7 @@ def test_a_new_month_is_a_new_budget_once_no_clock_can_still_be_in_the_old_one(d
     make_price(database)
     new_year = end_of("2026-12")
     hold(database, tenant)
-    end(database, tenant, at=new_year / 1000 - 1)
+    post_ends(database, make_end(1, tenant_id=tenant.tenant_id, at=new_year / 1000 - 1))
     spent = sums(database, tenant, new_year - 1).spent_nanousd
     assert spent > 0
     give(database, tenant, spent)

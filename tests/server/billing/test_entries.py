@@ -15,10 +15,9 @@ from server.billing.receipts.receipt import (
     sha256_of,
     tenant_account,
 )
-from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.tables import ledger_head, statements, tenant_accounts, usage_rollups
 from server.database.database import Database
-from tests.server.factories import NOW_MS, SIGNER
+from tests.server.factories import NOW_MS, SIGNER, receipts_of
 
 TENANTS = ("ten_1", "ten_2", "ten_3")
 HOUR_MS = 3_600_000
@@ -44,11 +43,6 @@ def post(database, *drafts, now_ms=NOW_MS):
     return database.write_sync(lambda c: post_entries(c, SIGNER, drafts, now_ms))
 
 
-def read(database):
-    """All receipts, ordered by tenant."""
-    return database.read_sync(lambda c: list(iterate_receipts(c, select_receipts())))
-
-
 def rows(database, table):
     return database.read_sync(lambda c: list(c.execute(sa.select(table)).mappings()))
 
@@ -66,7 +60,7 @@ def check_chains(receipts):
 
 def test_what_is_posted_is_what_is_read_again(each_database):
     posted = post(each_database, charge(), credit("ten_2"), charge(amount=0))
-    assert sorted(read(each_database), key=lambda r: r["entry_id"]) == posted
+    assert sorted(receipts_of(each_database), key=lambda r: r["entry_id"]) == posted
     assert [receipt["entry_id"] for receipt in posted] == [1, 2, 3]
     assert [receipt["amount_nanousd"] for receipt in posted] == [7, -7, 0]
     assert posted[1]["amount_usd"] == "-0.000000007"
@@ -100,10 +94,10 @@ drafts = st.builds(
 )
 @given(groups=st.lists(st.lists(drafts, max_size=6), max_size=5))
 def test_chains_balances_and_rollups_follow_from_the_entries(sqlite_database, groups):
-    before = read(sqlite_database)
+    before = receipts_of(sqlite_database)
     for group in groups:
         post(sqlite_database, *group)
-    receipts = read(sqlite_database)
+    receipts = receipts_of(sqlite_database)
     assert len(receipts) == len(before) + sum(map(len, groups))
     ends = check_chains(receipts)
     for account in rows(sqlite_database, tenant_accounts):
@@ -134,7 +128,7 @@ def test_posters_at_the_same_time_leave_numbers_without_gaps_and_whole_chains(
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(work, databases * 2, range(4)))
-    receipts = read(databases[0])
+    receipts = receipts_of(databases[0])
     assert sorted(r["entry_id"] for r in receipts) == list(range(1, 4 * 30 + 1))
     check_chains(receipts)
     assert rows(databases[0], ledger_head)[0]["last_entry_id"] == len(receipts)
@@ -150,7 +144,7 @@ def test_a_post_that_is_undone_leaves_no_number_missing(database):
     with pytest.raises(RuntimeError):
         database.write_sync(fail)
     assert [receipt["entry_id"] for receipt in post(database, charge())] == [1]
-    check_chains(read(database))
+    check_chains(receipts_of(database))
 
 
 def test_what_comes_after_a_statement_is_on_the_next_open_one(database):

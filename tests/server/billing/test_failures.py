@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.wire.messages import RequestOutput, SamplingParams, StopCause
-from server.billing import failures, ledger
+from server.billing import failures
 from server.billing import unanswered as unanswered_file
 from server.billing.failures import Failures
 from server.billing.holds import get_hold
-from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.unanswered import Unanswered
 from server.database.database import LedgerUnavailable
 from server.inference.generation_request import GenerationRequest
@@ -30,13 +29,13 @@ from server.inference.outcomes import failure_of
 from server.inference.ticket import Ticket, Timeouts
 from tests.server.billing.test_pricing_differential import BROKEN
 from tests.server.factories import (
-    ENGINE,
-    NOW_MS,
     SIGNER,
     insert_holds,
     make_end,
     make_hold,
     make_price,
+    post_ends,
+    receipts_of,
 )
 
 REQUEST = GenerationRequest(
@@ -56,14 +55,6 @@ class Away:
         if self.is_away:
             raise LedgerUnavailable("it is away")
         return await self._database.write(fn)
-
-
-def settle(database, *ends):
-    database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, ends, NOW_MS))
-
-
-def receipts(database):
-    return database.read_sync(lambda c: list(iterate_receipts(c, select_receipts())))
 
 
 @pytest.fixture
@@ -86,8 +77,8 @@ def note(held, unanswered):
 
 def test_a_request_that_failed_before_it_was_settled_is_counted_and_free(held, note):
     note("r1")
-    settle(held, make_end(1))
-    [receipt] = receipts(held)
+    post_ends(held, make_end(1))
+    [receipt] = receipts_of(held)
     assert (receipt["is_failed"], receipt["amount_nanousd"]) == (True, 0)
     assert receipt["completion_tokens"] == 5
     assert held.read_sync(lambda c: get_hold(c, "r1")).state == "posted"
@@ -100,10 +91,10 @@ def test_what_an_engine_ended_with_an_error_is_failed_and_free(each_database):
         reason = "error" if cause in BROKEN or cause == "first_token_timeout" else "length"
         ended = {"finish_reason": reason, "stop_cause": cause, "num_completion_tokens": num_tokens}
         insert_holds(each_database, make_hold(price, f"r{seq}"))
-        settle(each_database, make_end(seq, f"r{seq}", **ended))
+        post_ends(each_database, make_end(seq, f"r{seq}", **ended))
         output = RequestOutput(request_id=f"r{seq}", seq=0, **ended)
         told.append(failure_of(TICKET, output))
-    posted = receipts(each_database)
+    posted = receipts_of(each_database)
     assert len(posted) == len(told)
     for receipt, error in zip(posted, told, strict=True):
         assert receipt["is_failed"] == (error is not None), receipt
@@ -111,10 +102,10 @@ def test_what_an_engine_ended_with_an_error_is_failed_and_free(each_database):
 
 
 def test_one_that_was_settled_already_is_reversed_once(held, note):
-    settle(held, make_end(1))
+    post_ends(held, make_end(1))
     note("r1")
     note("r1")
-    charged, reversal = receipts(held)
+    charged, reversal = receipts_of(held)
     assert charged["amount_nanousd"] > 0
     assert reversal["kind"] == "correction"
     assert reversal["reverses_entry_id"] == charged["entry_id"]
@@ -122,14 +113,14 @@ def test_one_that_was_settled_already_is_reversed_once(held, note):
 
 
 def test_what_cost_nothing_is_not_reversed(held, note):
-    settle(held, make_end(1, finish_reason="error", stop_cause="engine_failure"))
+    post_ends(held, make_end(1, finish_reason="error", stop_cause="engine_failure"))
     note("r1")
-    assert len(receipts(held)) == 1
+    assert len(receipts_of(held)) == 1
 
 
 def test_a_failure_of_a_request_that_never_had_a_hold_is_nothing(held, note):
     note("stranger")
-    assert receipts(held) == []
+    assert receipts_of(held) == []
 
 
 async def test_what_the_ledger_could_not_take_down_it_gets_when_it_is_back(
@@ -147,8 +138,8 @@ async def test_what_the_ledger_could_not_take_down_it_gets_when_it_is_back(
     trying.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await trying
-    settle(held, make_end(1))
-    assert receipts(held)[0]["is_failed"]
+    post_ends(held, make_end(1))
+    assert receipts_of(held)[0]["is_failed"]
 
 
 async def test_no_more_than_a_bounded_number_is_remembered(
@@ -185,14 +176,14 @@ def test_the_next_gateway_makes_free_what_the_killed_one_had_not_answered(
     killed.note_answered("r2")
     ends = [make_end(number, f"r{number}") for number in (1, 2, 3)]
     if is_settled:
-        settle(database, *ends)
+        post_ends(database, *ends)
     asyncio.run(take_over(database, path))
     if not is_settled:
-        settle(database, *ends)
+        post_ends(database, *ends)
     paid = Counter()
-    for receipt in receipts(database):
+    for receipt in receipts_of(database):
         reversed_id = receipt["reverses_entry_id"]
-        of = next((r for r in receipts(database) if r["entry_id"] == reversed_id), receipt)
+        of = next((r for r in receipts_of(database) if r["entry_id"] == reversed_id), receipt)
         paid[of["request_id"]] += receipt["amount_nanousd"]
     assert {name for name, amount in paid.items() if amount} == {"r2"}
 

@@ -22,7 +22,6 @@ from server.billing import holds as holding
 from server.billing import ledger
 from server.billing.ledger import PostResult
 from server.billing.rating import amount_nanousd
-from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.tables import holds, incidents, journal_positions, usage_events
 from server.database.clock import database_now_ms
 from server.database.database import DEFAULT_FILE, Database
@@ -34,11 +33,9 @@ from tests.server.factories import (
     make_end,
     make_hold,
     make_price,
+    post_ends,
+    receipts_of,
 )
-
-
-def post(database, *records, engine_id=ENGINE, now_ms=NOW_MS + 1000):
-    return database.write_sync(lambda c: ledger.post(c, SIGNER, engine_id, records, now_ms))
 
 
 def hold_of(database, request_id="r1"):
@@ -53,14 +50,6 @@ def events_of(database):
 def incidents_of(database):
     query = sa.select(incidents.c.kind, incidents.c.request_id).order_by(incidents.c.incident_id)
     return database.read_sync(lambda c: [tuple(row) for row in c.execute(query)])
-
-
-def void(database, as_of_ms, still_open=(), engine_id=ENGINE):
-    return database.write_sync(
-        lambda c: holding.void_expired(
-            c, engine_id, as_of_ms=as_of_ms, still_open=still_open, now_ms=NOW_MS
-        )
-    )
 
 
 def contents(database):
@@ -79,7 +68,7 @@ def test_an_end_record_becomes_a_usage_event_and_posts_its_hold(each_database):
     insert_holds(each_database, hold)
     assert hold_of(each_database) == hold
     record = make_end(4, adapter_digest="d" * 64, num_cached_tokens=2)
-    assert post(each_database, record) == PostResult(
+    assert post_ends(each_database, record, now_ms=NOW_MS + 9) == PostResult(
         posted=1, replayed=0, incidents=0, settled_seq=4
     )
     [event] = events_of(each_database)
@@ -89,8 +78,8 @@ def test_an_end_record_becomes_a_usage_event_and_posts_its_hold(each_database):
     assert (event.prompt_tokens, event.cached_tokens, event.completion_tokens) == (7, 2, 5)
     assert event.amount_nanousd == amount_nanousd(7, 2, 5, price)
     assert (event.started_at_ms, event.first_token_at_ms) == (NOW_MS, NOW_MS + 500)
-    assert (event.ended_at_ms, event.posted_at_ms) == (NOW_MS + 4000, NOW_MS + 1000)
-    posted = dataclasses.replace(hold, state="posted", resolved_at_ms=NOW_MS + 1000)
+    assert (event.ended_at_ms, event.posted_at_ms) == (NOW_MS + 4000, NOW_MS + 9)
+    posted = dataclasses.replace(hold, state="posted", resolved_at_ms=NOW_MS + 9)
     assert hold_of(each_database) == posted
     assert each_database.read_sync(lambda c: ledger.settled_seq(c, ENGINE)) == 4
 
@@ -99,28 +88,27 @@ def test_an_event_says_what_its_request_waited_for_and_its_receipt_does_not(data
     price = make_price(database)
     insert_holds(database, make_hold(price), make_hold(price, "r2"))
     waited = make_end(4, load_s=0.2504, load_tier="disk", queue_s=0.0)
-    post(database, waited, make_end(5, "r2"))
+    post_ends(database, waited, make_end(5, "r2"))
     waits = [(e.load_ms, e.load_tier, e.queue_ms) for e in events_of(database)]
     assert waits == [(250, "disk", 0), (None, None, None)], "a crash ended the second"
-    receipts = database.read_sync(lambda c: list(iterate_receipts(c, select_receipts())))
-    assert not {"load_ms", "load_tier", "queue_ms"} & set(receipts[0])
+    assert not {"load_ms", "load_tier", "queue_ms"} & set(receipts_of(database)[0])
 
 
 def test_the_same_records_again_change_nothing(each_database):
     price = make_price(each_database)
     insert_holds(each_database, make_hold(price, "r1"), make_hold(price, "r2"))
     records = [make_end(2, "r1"), make_end(5, "r2"), make_end(6, "stray")]
-    post(each_database, *records)
+    post_ends(each_database, *records)
     before = contents(each_database)
-    again = post(each_database, *records, now_ms=NOW_MS + 9999)
+    again = post_ends(each_database, *records, now_ms=NOW_MS + 9999)
     assert again == PostResult(posted=0, replayed=3, incidents=0, settled_seq=6)
-    assert post(each_database, records[0]).settled_seq == 6
+    assert post_ends(each_database, records[0]).settled_seq == 6
     assert contents(each_database) == before
 
 
 def test_an_end_without_a_hold_is_counted_free_and_reported(database):
     make_price(database)
-    assert post(database, make_end(1, "stray", tenant_id="ten_9")).incidents == 1
+    assert post_ends(database, make_end(1, "stray", tenant_id="ten_9")).incidents == 1
     [event] = events_of(database)
     assert (event.tenant_id, event.key_id, event.model) == ("ten_9", None, None)
     assert (event.completion_tokens, event.amount_nanousd, event.price_version) == (5, 0, None)
@@ -138,7 +126,7 @@ def test_an_end_without_a_hold_is_counted_free_and_reported(database):
 )
 def test_a_record_that_does_not_fit_its_hold_is_posted_and_reported(database, fields, kind):
     insert_holds(database, make_hold(make_price(database)))
-    post(database, make_end(1, **fields))
+    post_ends(database, make_end(1, **fields))
     assert [event.tenant_id for event in events_of(database)] == ["ten_1"]
     assert incidents_of(database) == [(kind, "r1")]
 
@@ -146,9 +134,9 @@ def test_a_record_that_does_not_fit_its_hold_is_posted_and_reported(database, fi
 def test_a_second_end_of_a_request_is_reported_once_and_not_billed(each_database):
     price = make_price(each_database)
     insert_holds(each_database, make_hold(price))
-    post(each_database, make_end(1))
+    post_ends(each_database, make_end(1))
     for _ in range(2):
-        post(each_database, make_end(2))
+        post_ends(each_database, make_end(2))
     assert len(events_of(each_database)) == 1
     assert incidents_of(each_database) == [("ended_twice", "r1")]
     assert each_database.read_sync(lambda c: ledger.settled_seq(c, ENGINE)) == 2
@@ -157,8 +145,8 @@ def test_a_second_end_of_a_request_is_reported_once_and_not_billed(each_database
 def test_another_request_under_a_posted_number_is_reported(database):
     price = make_price(database)
     insert_holds(database, make_hold(price, "r1"), make_hold(price, "r2"))
-    post(database, make_end(1, "r1"))
-    post(database, make_end(1, "r2"))
+    post_ends(database, make_end(1, "r1"))
+    post_ends(database, make_end(1, "r2"))
     assert [event.request_id for event in events_of(database)] == ["r1"]
     assert incidents_of(database) == [("journal_conflict", "r2")]
     assert hold_of(database, "r2").state == "open"
@@ -225,7 +213,7 @@ def test_a_hold_that_moves_is_the_new_engines_for_a_whole_lifetime(each_database
     assert before + 150_000 <= moved.expires_at_ms <= after + 150_000
     expected = dataclasses.replace(hold, engine_id="eng-2", expires_at_ms=moved.expires_at_ms)
     assert moved == expected
-    post(each_database, make_end(1), engine_id="eng-2")
+    post_ends(each_database, make_end(1), engine_id="eng-2")
     assert incidents_of(each_database) == []
     assert not each_database.write_sync(lambda c: holding.move_hold(c, "r1", "eng-3", 1)), (
         "it has ended"
@@ -253,7 +241,7 @@ def test_two_settlers_on_one_database_post_every_record_once(
     def settle(database):
         start.wait()
         for begin in range(0, 60, 7):
-            post(database, *records[begin : begin + 7])
+            post_ends(database, *records[begin : begin + 7])
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(settle, databases))
@@ -364,7 +352,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.database = Database(data_dir=self.folder)
 
     def _post(self, records):
-        result = post(self.database, *records, now_ms=self.now_ms)
+        result = post_ends(self.database, *records, now_ms=self.now_ms)
         done = self.num_posted
         for index, record in enumerate(self.journal):
             if index >= done and record in records:
@@ -380,7 +368,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.now_ms += wait_ms
         as_of_ms = self.now_ms
         self._post(self.journal[self.num_posted :])
-        voided = void(self.database, as_of_ms, still_open=set(self.running))
+        voided = self.database.write_sync(
+            lambda c: holding.void_expired(
+                c, ENGINE, as_of_ms=as_of_ms, still_open=set(self.running), now_ms=NOW_MS
+            )
+        )
         for request_id in voided:
             assert request_id in self.unsent
             assert self.expires_at[request_id] < as_of_ms

@@ -20,7 +20,6 @@ from server.billing.months import end_of, month_of
 from server.billing.rating import kept_amount
 from server.billing.receipts.check import ReceiptCheck, statement_faults
 from server.billing.receipts.receipt import CHARGES
-from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.receipts.signing_keys import record_key
 from server.billing.statement_figures import StatementFigures
 from server.billing.statements import GRACE_MS, MAX_GRACE_MS, Statements
@@ -29,12 +28,13 @@ from server.billing.storage_stretches import Stretch, post_stretches
 from server.billing.tables import entries, journal_positions, metadata, tenant_accounts
 from server.database.database import Database
 from tests.server.factories import (
-    ENGINE,
     SIGNER,
     make_end,
     make_hold,
     make_price,
     make_tenant,
+    post_ends,
+    receipts_of,
 )
 from tests.server.receipt_makers import make_rows, seal
 
@@ -77,7 +77,7 @@ class Book:
         end = make_end(
             int(request_id[1:]), request_id, tenant_id=tenant_id, at=at_ms / 1000, **fields
         )
-        self.write(lambda conn: ledger.post(conn, SIGNER, ENGINE, [end], self.now_ms))
+        post_ends(self.database, end, now_ms=self.now_ms)
 
     def keep(self, at_ms=None, tenant_id="ten_1"):
         """Charge the storage of an adapter for an hour."""
@@ -116,7 +116,7 @@ class Book:
         sealed = statement.values, statement.sha256, statement.signature
         for fault in statement_faults(*sealed, KEYS):
             check.note(*fault)
-        receipts = self.read(lambda conn: list(iterate_receipts(conn, select_receipts())))
+        receipts = receipts_of(self.database)
         for row, receipt in enumerate(receipts, start=1):
             check.add(row, receipt)
         check.finish()
@@ -254,7 +254,7 @@ def test_an_entry_of_a_month_that_had_none_is_after_all_statements_and_the_audit
     sqlite_book.now_ms = at("2026-12-02")
     sqlite_book.statements.issue("ten_1", "2026-11")
     sqlite_book.use(at("2026-09-05"))
-    late = sqlite_book.read(lambda conn: list(iterate_receipts(conn, select_receipts())))[-1]
+    late = receipts_of(sqlite_book.database)[-1]
     assert late["period"] == "2026-12"
     report = sqlite_book.read(audit)
     assert [found for found in report.findings if found.check == "statements"] == []
@@ -266,7 +266,7 @@ def test_a_correction_of_an_issued_month_is_on_the_next_statement_and_named_so_i
     sqlite_book.use()
     sqlite_book.now_ms = at("2026-12-02")
     sqlite_book.statements.issue("ten_1", "2026-11")
-    [charged] = sqlite_book.read(lambda conn: list(iterate_receipts(conn, select_receipts())))
+    [charged] = receipts_of(sqlite_book.database)
     correction = sqlite_book.write(
         lambda conn: ledger.reverse(
             conn, SIGNER, charged["entry_id"], memo="goodwill", now_ms=sqlite_book.now_ms
@@ -388,7 +388,7 @@ def test_a_receipt_that_is_not_there_is_not_on_the_statement(sqlite_book):
         book.use()
     book.now_ms = at("2026-12-01")
     found = book.statements.issue("ten_1", "2026-11")
-    receipts = book.read(lambda conn: list(iterate_receipts(conn, select_receipts())))
+    receipts = receipts_of(book.database)
     check = ReceiptCheck(KEYS, statement=found.values)
     for row, receipt in enumerate([receipts[0], receipts[2]], start=1):
         check.add(row, receipt)

@@ -14,7 +14,6 @@ from server.billing import ledger, storage_charges
 from server.billing.prices import DEFAULT_PRICES, add_price
 from server.billing.rating import Prices
 from server.billing.receipts.receipt import sha256_of
-from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.storage_charges import DAY_MS, Kept
 from server.billing.tables import kept_events
 from tests.registry.rows import add_version
@@ -27,6 +26,8 @@ from tests.server.factories import (
     make_end,
     make_hold,
     make_price,
+    post_ends,
+    receipts_of,
 )
 
 DAY = NOW_MS // DAY_MS
@@ -83,10 +84,6 @@ def pin(database, pin_id, adapter_id, start, end=None, size_bytes=GB):
         "pinned_by": "key1",
     }
     database.write_sync(lambda c: c.execute(sa.insert(adapter_pins).values(**values)))
-
-
-def receipts_of(database):
-    return database.read_sync(lambda c: list(iterate_receipts(c, select_receipts())))
 
 
 def hours_of(database):
@@ -265,9 +262,7 @@ def test_residency_has_a_price_on_the_device_and_only_unpinned(each_database):
         make_item("f" * 64, "ten_2"),  # proved, but not of a version
     )
     for _ in range(2):  # a replay changes nothing
-        each_database.write_sync(
-            lambda c: ledger.post(c, SIGNER, ENGINE, [make_end(1), record], NOW_MS)
-        )
+        post_ends(each_database, make_end(1), record)
     receipts = receipts_of(each_database)
     assert [receipt["kind"] for receipt in receipts] == ["usage", *["resident"] * 2]
     shown = [
@@ -299,9 +294,7 @@ def test_residency_without_a_price_is_an_entry_a_day_whatever_is_posted_again(ea
     )
     for days, groups in ((0, (records[:2], records, records[1:])), (1, ()), (0, ([late],))):
         for group in groups:
-            each_database.write_sync(
-                lambda c, group=group: ledger.post(c, SIGNER, ENGINE, group, 0)
-            )
+            post_ends(each_database, *group, now_ms=0)
         clock.now += days * DAY_MS
         turn(each_database, clock)
     kept = [(r["tier"], r["duration_ms"], r["kept_nanousd"]) for r in receipts_of(each_database)]
