@@ -77,7 +77,7 @@ async def list_adapters(
     """Show the adapters by name, and the form for uploads."""
     identity = viewer.identity
     found = await adapters.list_adapters(
-        database, catalog, view, identity, query.after or None, _PAGE_SIZE, query.search
+        database, view, identity, query.after or None, _PAGE_SIZE, query.search
     )
     ids = [adapter.adapter_id for adapter in found.data]
 
@@ -118,11 +118,11 @@ async def adapter(
 
     async def versions(before: int | None, limit: int) -> ListAnswer[VersionAnswer]:
         return await adapters.list_versions(
-            name, database, catalog, view, identity, before, limit, include_deleted=True
+            name, database, view, identity, before, limit, include_deleted=True
         )
 
     try:
-        found = await adapters.get_adapter(name, database, catalog, view, identity)
+        found = await adapters.get_adapter(name, database, view, identity)
     except NotFound:
         find = lambda conn: find_adapter_row(conn, identity.tenant_id, name)  # noqa: E731
         row = await database.read(find) if is_name(name) else None

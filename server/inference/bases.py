@@ -15,7 +15,7 @@ from server.inference import errors
 from server.inference.served_base import ServedBase
 from server.pool.control_files import BaseEntry
 from server.pool.engines import EngineFigures, Engines, nearest
-from server.pool.running import Parent, RunningRequest
+from server.pool.running import Parent
 
 
 class Bases:
@@ -118,13 +118,6 @@ class Bases:
     @property
     def num_running(self) -> int:
         return sum(len(base.running) for base in self)
-
-    def find_running(self, request_id: str) -> tuple[ServedBase, RunningRequest] | None:
-        """A request under way in this gateway, and its base model."""
-        for base in self:
-            if request := base.running.find(request_id):
-                return base, request
-        return None
 
     async def abort_all(self) -> None:
         """End every request under way."""

@@ -3,7 +3,7 @@
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -58,14 +58,13 @@ class RequestMetrics(Collector):
     Labels are names of base models, tiers and outcomes, and of so many tenants.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._histograms: dict[str, dict[tuple[str, ...], Histogram]] = {
             name: {} for name in _HISTOGRAMS
         }
         self._outcomes: Counter[tuple[str, str, str]] = Counter()
         self._charged_nanousd: Counter[str] = Counter()
-        self._tokens = TenantTokens(clock=clock)
+        self._tokens = TenantTokens()
 
     def histogram(self, name: str, *labels: str) -> Histogram:
         """A histogram of `_HISTOGRAMS` for a base model; `adapter_load` has a tier as well."""
@@ -90,7 +89,7 @@ class RequestMetrics(Collector):
         self._outcomes[base, outcome, cause] += 1
         self._charged_nanousd[base] += charged_nanousd
         if outcome in ("stop", "length"):
-            seconds = self._clock() - ticket.arrived_at
+            seconds = time.monotonic() - ticket.arrived_at
             self.histogram("request_duration", base).observe(seconds)
         if last is None:
             return

@@ -82,7 +82,6 @@ def _check_room(conn: Connection, name: str, limits: RegistryLimits, identity: I
 @router.get("")
 async def list_adapters(
     database: DatabaseDep,
-    catalog: CatalogDep,
     view: AdapterViewDep,
     identity: AdaptersReadKey,
     after: Search | None = None,
@@ -95,7 +94,7 @@ async def list_adapters(
     """
 
     def read(conn: Connection) -> AdapterList:
-        found = catalog.list_adapters(
+        found = view.catalog.list_adapters(
             conn, identity.tenant_id, after=after, search=search, limit=limit + 1
         )
         data = view.adapters(conn, found[:limit])
@@ -108,13 +107,12 @@ async def list_adapters(
 async def get_adapter(
     name: str,
     database: DatabaseDep,
-    catalog: CatalogDep,
     view: AdapterViewDep,
     identity: AdaptersReadKey,
 ) -> AdapterAnswer:
     """Get an adapter with its aliases, its pin and its latest version."""
     return await database.read(
-        lambda conn: view.adapter(conn, catalog.get_adapter(conn, identity.tenant_id, name))
+        lambda conn: view.adapter(conn, view.catalog.get_adapter(conn, identity.tenant_id, name))
     )
 
 
@@ -133,7 +131,6 @@ async def delete_adapter(
 async def restore_adapter(
     name: str,
     database: DatabaseDep,
-    catalog: CatalogDep,
     view: AdapterViewDep,
     limits: RegistryLimitsDep,
     identity: AdaptersWriteKey,
@@ -142,7 +139,7 @@ async def restore_adapter(
 
     def restore(conn: Connection) -> Adapter:
         refuse_name_of_route(conn, identity.tenant_id, name)
-        adapter = catalog.restore_adapter(conn, identity.tenant_id, name, actor=identity.actor)
+        adapter = view.catalog.restore_adapter(conn, identity.tenant_id, name, actor=identity.actor)
         _check_room(conn, name, limits, identity)
         return adapter
 
@@ -156,7 +153,6 @@ async def restore_adapter(
 async def list_versions(
     name: str,
     database: DatabaseDep,
-    catalog: CatalogDep,
     view: AdapterViewDep,
     identity: AdaptersReadKey,
     before: Before = None,
@@ -170,7 +166,7 @@ async def list_versions(
     """
 
     def read(conn: Connection) -> VersionList:
-        found = catalog.list_versions(
+        found = view.catalog.list_versions(
             conn,
             identity.tenant_id,
             name,
@@ -205,7 +201,6 @@ async def restore_version(
     name: str,
     version: int,
     database: DatabaseDep,
-    catalog: CatalogDep,
     view: AdapterViewDep,
     limits: RegistryLimitsDep,
     identity: AdaptersWriteKey,
@@ -213,7 +208,7 @@ async def restore_version(
     """Restore a deleted version of an adapter."""
 
     def write(conn: Connection) -> VersionAnswer:
-        restored = catalog.restore_version(
+        restored = view.catalog.restore_version(
             conn, identity.tenant_id, name, version, actor=identity.actor
         )
         _check_room(conn, name, limits, identity)
