@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from server.capacity.hardware import Hardware
-from server.capacity.sizes import ModelSizes, Quantization
+from server.capacity.sizes import ModelSizes
 from server.capacity.steps import Speed, measured_speed
 
 _TIMEOUT_S = 300.0
@@ -17,33 +17,24 @@ class MeasurementFailed(Exception):
     """The child did not print rates; str() has the last line that it wrote."""
 
 
-class MeasuredMachine:
-    """Rates of this machine's processors for one model.   hardware: this machine, as in the table.
+def measure(
+    sizes: ModelSizes, threads: int, usd_per_hour: float
+) -> tuple[Hardware, dict[str, Speed]]:
+    """This machine as in the table, and its rates for a model by quantization.
 
     threads: of the engine.   Raises MeasurementFailed.
     """
-
-    def __init__(
-        self,
-        sizes: ModelSizes,
-        quantizations: tuple[Quantization, ...],
-        threads: int,
-        usd_per_hour: float,
-    ) -> None:
-        names = [None if name == "float" else name for name in quantizations]
-        job = {"config": _llama_config(sizes), "quantizations": names, "threads": threads}
-        told = _run(job)
-        self.rates: dict[str, Any] = told["rates"]
-        fastest = max(rate for _, rate in self.rates["float"]["products"]["flops_per_s"])
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self.hardware = Hardware(
-            "this machine", "cpu", memory, told["bytes_per_s"], fastest, told["bytes_per_s"],
-            usd_per_hour,
-        )  # fmt: skip
-
-    def speed(self, quantization: Quantization) -> Speed:
-        # The kernels of 4 bits are the same for any groups.
-        return measured_speed(self.rates["int4" if quantization == "awq" else quantization])
+    job = {"config": _llama_config(sizes), "quantizations": [None, "int8", "int4"]}
+    told = _run(job | {"threads": threads})
+    bytes_per_s, rates = told["bytes_per_s"], told["rates"]
+    fastest = max(rate for _, rate in rates["float"]["products"]["flops_per_s"])
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    hardware = Hardware(
+        "this machine", "cpu", memory, bytes_per_s, fastest, bytes_per_s, usd_per_hour
+    )
+    # The kernels of 4 bits are the same for any groups.
+    speeds = {name: measured_speed(rate) for name, rate in rates.items()}
+    return hardware, speeds | {"awq": speeds["int4"]}
 
 
 def _run(job: dict[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from server.capacity import measurement
 from server.capacity.arena import Limits, default_limits
 from server.capacity.engine_plan import Load, Objective
 from server.capacity.hardware import HARDWARE, Hardware
-from server.capacity.measurement import MeasuredMachine, MeasurementFailed
 from server.capacity.plan import Wish, make_plan
 from server.capacity.report import describe
 from server.capacity.sizes import (
@@ -20,7 +20,7 @@ from server.capacity.sizes import (
     change_sizes,
     find_sizes,
 )
-from server.capacity.steps import speed_on_paper
+from server.capacity.steps import Speed, speed_on_paper
 from server.capacity.traffic import POPULARITIES, Lengths, Traffic
 from server.cli.connection import Json
 from server.cli.terminal import CommandFailed, show, show_facts, show_json, show_table
@@ -121,9 +121,7 @@ def plan(
     device = _hardware(hardware, usd_per_hour)
     speed = {name: speed_on_paper(device) for name in _QUANTIZATIONS}
     if measure:
-        machine = _measured(found, threads, usd_per_hour or 0.0)
-        device = machine.hardware
-        speed = {name: machine.speed(name) for name in _QUANTIZATIONS}
+        device, speed = _measured(found, threads, usd_per_hour or 0.0)
     _check_served(device, tensor_parallel_size)
     limits = default_limits(device.kind)
     wish = Wish(
@@ -184,10 +182,12 @@ def _hardware(name: str, usd_per_hour: float | None) -> Hardware:
     return found if usd_per_hour is None else replace(found, usd_per_hour=usd_per_hour)
 
 
-def _measured(sizes: ModelSizes, threads: int, usd_per_hour: float) -> MeasuredMachine:
+def _measured(
+    sizes: ModelSizes, threads: int, usd_per_hour: float
+) -> tuple[Hardware, dict[str, Speed]]:
     try:
-        return MeasuredMachine(sizes, ("float", "int8", "int4"), threads, usd_per_hour)
-    except MeasurementFailed as error:
+        return measurement.measure(sizes, threads, usd_per_hour)
+    except measurement.MeasurementFailed as error:
         raise CommandFailed(f"--measure: {error}") from None
 
 
