@@ -197,7 +197,7 @@ def start_serving(
             space = FreeSpace(settings.disk_reserve_bytes)
             files = LogFiles(folder, space) if folder else None
             again = functools.partial(_take_again, bases, given, reload) if reload else None
-            replace = bases.replace_gateways
+            replace = bases.gateways.replace
             with Supervisor(bases, logs=files, reload=again, replace=replace) as supervisor:
                 yield supervisor, settings
     except ServeError as error:

@@ -23,6 +23,8 @@ _KILL_S = 5.0
 class ThisMachine:
     """The place of engines that run on this machine.   module: Python module of the engine."""
 
+    heads: Sequence[ChildSpec] = ()
+
     def __init__(self, module: str) -> None:
         self._module = module
         self._engine_config: JsonObject = {}

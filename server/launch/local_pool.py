@@ -16,7 +16,7 @@ from engine.wire.endpoint import Endpoint
 from server.launch.supervisor import ChildSpec
 from server.pool.control_files import Member, WantedEngines, members_file, numbered
 
-_FOLDER = re.compile(r"engine-([2-9]|[1-9][0-9]+)")
+_FOLDER = re.compile(r"engine(?:-([2-9]|[1-9][0-9]+))?")
 
 MakeChild = Callable[[int], ChildSpec]
 
@@ -43,10 +43,8 @@ def engine_name(number: int) -> str:
 
 def _number(folder: Path) -> int:
     """Number of the engine whose folder this is; 0 for any other folder."""
-    if folder.name == engine_name(1):
-        return 1
     match = _FOLDER.fullmatch(folder.name)
-    return int(match[1]) if match else 0
+    return int(match[1] or 1) if match else 0
 
 
 class LocalPool:

@@ -18,7 +18,6 @@ from server.launch.placed_engines import RayCluster
 from server.launch.secrets import Secrets
 from server.launch.settings import Settings
 from server.launch.supervised_bases import Place, SupervisedBases
-from server.launch.supervisor import ChildSpec
 from server.pool.keys import PoolKeys
 
 
@@ -48,14 +47,10 @@ def prepare(settings: Settings, *, engine_module: str = "engine") -> SupervisedB
     _check_extras(settings)
     data_dir = settings.data_dir
     secrets = Secrets.load(data_dir, may_make=not shares_parts(settings))
-    place: Place
-    heads: list[ChildSpec] = []
-    if settings.ray is None:
-        place = ThisMachine(engine_module)
-    else:
-        place = cluster = RayCluster(settings, PoolKeys.of(secrets.pepper), engine_module)
-        heads = cluster.heads
-    return SupervisedBases(settings, place, heads, gateways=Gateways(settings))
+    place: Place = ThisMachine(engine_module)
+    if settings.ray is not None:
+        place = RayCluster(settings, PoolKeys.of(secrets.pepper), engine_module)
+    return SupervisedBases(settings, place, Gateways(settings))
 
 
 def _check_extras(settings: Settings) -> None:

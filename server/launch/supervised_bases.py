@@ -40,6 +40,10 @@ class Place(Protocol):
     @property
     def gpus(self) -> Sequence[str]: ...
 
+    @property
+    def heads(self) -> Sequence[ChildSpec]:
+        """Processes of the place that all base models share."""
+
     def run(self, model: LoadedBase, home: Home, gpus: Sequence[str]) -> Processes: ...
 
     def settle(self, home: Home) -> Processes | None: ...
@@ -62,26 +66,24 @@ class SupervisedBases:
     """The base models of a supervisor, which calls this for its children at every poll.
 
     settings: as `resolve_settings` returns them. Their models are loaded at once, which raises
-    ServeError; a later one that cannot be served has a problem.   others, gateways: processes that
-    come behind those of base models.   load: loads the model of one settings; it raises ServeError
-    or OSError.   start: begins such work, which may take minutes, and returns at once.
+    ServeError; a later one that cannot be served has a problem.   load: loads the model of one
+    settings; it raises ServeError or OSError.   start: begins such work, which may take minutes,
+    and returns at once.
     """
 
     def __init__(
         self,
         settings: Settings,
         place: Place,
-        others: Sequence[ChildSpec] = (),
+        gateways: Gateways,
         *,
-        gateways: Gateways | None = None,
         load: Callable[[Settings], LoadedBase] = LoadedBase.load,
         start: Callable[[Work], None] = on_a_thread,
     ) -> None:
         self._settings = settings
         self._data_dir = settings.data_dir
         self._place = place
-        self._others = list(others)
-        self._gateways = gateways
+        self.gateways = gateways
         self._load = load
         self._start = start
         self._loading: tuple[SupervisedBase, Future[LoadedBase]] | None = None
@@ -108,18 +110,12 @@ class SupervisedBases:
         self._let_go()
         self._load_next()
         self._listed.keep([base.entry for base in self._bases])
-        gateways = self._gateways() if self._gateways else ()
-        return [*children, *self._others, *gateways]
+        return [*children, *self._place.heads, *self.gateways()]
 
     def set_models(self, settings: Settings) -> None:
         """Serve the base models of these settings from now on; nothing else of them is taken."""
         self._settings = self._settings.with_models_of(settings)
         self._follow()
-
-    def replace_gateways(self) -> None:
-        """Have new gateways take the places of those that there are, one after another."""
-        if self._gateways:
-            self._gateways.replace()
 
     # ---- at the start ----
 

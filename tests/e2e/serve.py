@@ -11,7 +11,7 @@ from server.launch.supervisor import Supervisor
 def main() -> None:
     settings = resolve_settings(Settings.model_validate_json(Path(sys.argv[1]).read_text()))
     plan = prepare(settings, engine_module=sys.argv[2])
-    with Supervisor(plan, replace=plan.replace_gateways) as supervisor:
+    with Supervisor(plan, replace=plan.gateways.replace) as supervisor:
         supervisor.run()
 
 

@@ -54,7 +54,7 @@ class World:
         self.bases = SupervisedBases(
             self.settings(*tables, **given),
             ThisMachine("engine"),
-            [GATEWAY],
+            lambda: [GATEWAY],
             load=lambda settings: self.load(settings),
             start=self._work.append,
         )
