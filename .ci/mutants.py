@@ -42,10 +42,7 @@ from typing import Any, cast
 ROOT = Path(__file__).parents[1]
 CHOSEN = ROOT / ".ci" / "mutants.json"
 PRODUCT = ("engine", "lora", "registry", "kernels", "server")
-_SCHEDULING = (
-    *("scheduler", "admission", "queues", "fairness", "kv_cache", "prefix_cache"),
-    *("speculation", "swap"),
-)
+_SCHEDULING = ("engine/scheduling/", "engine/kv/", "engine/drafts/speculation.py")
 _COUNTS = {
     **{"billing": 20, "limits": 20, "scheduler": 20},
     **{"engine": 12, "lora": 4, "registry": 6, "kernels": 5, "server": 33},
@@ -147,8 +144,7 @@ def make(seed: int) -> None:
 
 
 def group_of(file: str) -> str:
-    folder, _, name = file.removesuffix(".py").rpartition("/")
-    if folder == "engine" and name in _SCHEDULING:
+    if file.startswith(_SCHEDULING):
         return "scheduler"
     parts = file.split("/")
     return parts[1] if parts[1] in _COUNTS else parts[0]
