@@ -113,11 +113,9 @@ class Uploader:
             "files": describe(folder),
             "alias": alias,
             "transfer": "presigned" if direct else "gateway",
+            "response_template": response_template,
+            "base_model": base_model,
         }
-        if response_template is not None:
-            body["response_template"] = response_template
-        if base_model is not None:
-            body["base_model"] = base_model
         wanted = {"base_url": self._client.base_url, "name": name, **body}
         upload = self._recall(memory, wanted)
         is_known = False
@@ -137,9 +135,7 @@ class Uploader:
         """Check a folder. Returns the upload with its passport; the server keeps nothing of it."""
         watcher = watcher or Watcher()
         watcher.enter("reading")
-        body: JsonObject = {"files": describe(folder), "transfer": "gateway"}
-        if base_model is not None:
-            body["base_model"] = base_model
+        body = {"files": describe(folder), "transfer": "gateway", "base_model": base_model}
         upload = self._create("/v1/adapters:validate", body, watcher)
         return self._finish(upload, folder, watcher)
 
@@ -154,9 +150,7 @@ class Uploader:
     ) -> JsonObject:
         """Prove a version on another base model than its own. Returns the complete upload."""
         path = adapter_path(name, "versions", str(version), "prove")
-        body: JsonObject = {"alias": alias}
-        if base_model is not None:
-            body["base_model"] = base_model
+        body = {"alias": alias, "base_model": base_model}
         upload = self._client.request("POST", path, body=body)
         return self._wait_ended(upload, watcher or Watcher())
 

@@ -174,12 +174,6 @@ def test_a_fault_while_an_answer_is_put_into_words_is_ours(scripted: Product, mo
         assert scripted.hold().failed_at_ms is not None
 
 
-def test_an_answer_that_came_whole_is_not_a_failed_one(scripted: Product) -> None:
-    for stream in (False, True):
-        assert scripted.chat(stream=stream).status_code == 200
-        assert scripted.hold().failed_at_ms is None
-
-
 # ---- engines that have gone ----
 
 

@@ -147,6 +147,7 @@ def test_what_is_not_served_is_refused_by_its_path(change, path):
     [
         ("a", ["a"]),
         ([5, 6], [[5, 6]]),
+        (["a"], ["a"]),
         (["a", "b"], ["a", "b"]),
         ([[5], [6, 7]], [[5], [6, 7]]),
     ],
@@ -456,6 +457,7 @@ def test_what_is_not_asked_for_changes_nothing():
         ({"logit_bias": {"3": 1, "100": 1}}, 'logit_bias["100"]'),
         ({"stop_token_ids": [3, 100]}, "stop_token_ids[1]"),
         ({"allowed_token_ids": [100]}, "allowed_token_ids[0]"),
+        ({"prompt": [99, 100]}, "prompt"),
     ],
 )
 def test_a_token_id_that_nobody_has_is_refused_by_its_place(change, place):

@@ -174,16 +174,6 @@ def test_openais_client_reads_padded_streams_as_if_they_were_not(scripted, size)
     assert "".join(chunk.choices[0].text for chunk in texts) == said
 
 
-def test_openais_client_raises_the_error_of_a_padded_stream(scripted) -> None:
-    pad(scripted, 512)
-    scripted.engines.script = lambda message: [
-        in_steps(TOKENS, (6, 6))(message)[0], EngineDeadError("gone"),
-    ]  # fmt: skip
-    with pytest.raises(openai.APIError) as error:
-        read(scripted, lambda c: c.chat.completions.create(**CHAT, stream=True))
-    assert error.value.code == "engine_unavailable"
-
-
 @given(st.text(), st.integers(1, 2000))
 def test_an_event_of_any_text_is_a_multiple_and_says_the_same(text: str, size: int) -> None:
     plain = event({"choices": [{"delta": {"content": text}}]})
