@@ -7,7 +7,7 @@ locks the ledger's head: one poster works at a time, and entries are numbered in
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -44,8 +44,6 @@ _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _MB_S = 10**6 * 1000
 """Bytes times milliseconds in a megabyte-second (10^6 bytes for a second)."""
-_ROLLUP_KEY = ("tenant_id", "hour_ms", "kind", "key_id", "model", "adapter_digest")
-_DAY_KEY = ("tenant_id", "dimension", "day_ms", "name")
 
 
 # Built once, since building a statement takes as long as running it.
@@ -78,12 +76,13 @@ def _write_accounts(dialect: str) -> sa.Executable:
 
 
 @functools.cache
-def _add(dialect: str, table: sa.Table, *sums: str) -> sa.Executable:
+def _add(dialect: str, table: sa.Table) -> sa.Executable:
     """An INSERT of rows whose sums are added to those of the rows with their keys."""
     insert = upsert(dialect, table)
+    sums = [column for column in table.c if not column.primary_key]
     return insert.on_conflict_do_update(
         index_elements=list(table.primary_key),
-        set_={name: table.c[name] + insert.excluded[name] for name in sums},
+        set_={column.name: column + insert.excluded[column.name] for column in sums},
     )
 
 
@@ -124,6 +123,9 @@ class Draft:
         )
 
 
+_OF_DRAFT = tuple(field.name for field in fields(Draft) if field.name in entries.c)
+
+
 def post_entries(
     conn: Connection, signer: Signer, drafts: Sequence[Draft], now_ms: int
 ) -> list[Receipt]:
@@ -144,33 +146,26 @@ def post_entries(
     for number, draft in enumerate(drafts, start=last_id + 1):
         chain = chains[draft.tenant_id]
         row = {
+            **{name: getattr(draft, name) for name in _OF_DRAFT},
             "entry_id": number,
-            "kind": draft.kind,
-            "tenant_id": draft.tenant_id,
             "tenant_name": names.get(draft.tenant_id),
-            "debit_account": draft.debit_account,
-            "credit_account": draft.credit_account,
-            "amount_nanousd": draft.amount_nanousd,
-            "at_ms": draft.at_ms,
             "posted_at_ms": now_ms,
             "period": period_of(draft),
-            "price_version": draft.price_version,
-            "reverses_entry_id": draft.reverses_entry_id,
-            "memo": draft.memo,
-            "idempotency_key": draft.idempotency_key,
-            "receipt_seq": chain.seq + 1,
-            "prev_sha256": chain.sha256,
+            "receipt_seq": chain["receipt_seq"] + 1,
+            "prev_sha256": chain["receipt_sha256"],
             "signing_key": signer.key_id,
         }
         receipt = receipt_of({**NO_EVENT, **draft.event, **row, "ended_at_ms": draft.at_ms})
-        chain.add(receipt, sha256_of(receipt))
-        row |= {"sha256": chain.sha256, "signature": signer.sign(chain.sha256)}
-        receipts.append(receipt | {"sha256": row["sha256"], "signature": row["signature"]})
-        rows.append(row)
+        sha256 = sha256_of(receipt)
+        chain["balance_nanousd"] -= int_of(receipt, "amount_nanousd")
+        chain |= {"receipt_seq": row["receipt_seq"], "receipt_sha256": sha256}
+        seal = {"sha256": sha256, "signature": signer.sign(sha256)}
+        receipts.append(receipt | seal)
+        rows.append(row | seal)
     conn.execute(_INSERT_ENTRY, rows)
-    _write_chains(conn, chains)
+    conn.execute(_write_accounts(conn.dialect.name), list(chains.values()))
     _add_to_spend(conn, receipts, drafts)
-    add_to_rollups(conn, list(zip(receipts, drafts, strict=True)))
+    _add_to_rollups(conn, list(zip(receipts, drafts, strict=True)))
     return receipts
 
 
@@ -196,20 +191,6 @@ def insert_events(
         conn.execute(sa.insert(table), [{name: row[name] for name in names} for row in rows])
 
 
-@dataclass(slots=True)
-class _Chain:
-    """One tenant's balance and end of chain while its entries are posted."""
-
-    balance_nanousd: int = 0
-    seq: int = 0
-    sha256: str = GENESIS
-
-    def add(self, receipt: Receipt, sha256: str) -> None:
-        self.balance_nanousd -= int_of(receipt, "amount_nanousd")
-        self.seq += 1
-        self.sha256 = sha256
-
-
 def lock_ledger(conn: Connection) -> int:
     """Lock out all other posters until the transaction ends, and return the last entry id."""
     last_id: int | None = conn.scalar(_LOCKED_HEAD)
@@ -221,24 +202,12 @@ def lock_ledger(conn: Connection) -> int:
     return last_id
 
 
-def _chains(conn: Connection, tenant_ids: list[str]) -> dict[str, _Chain]:
-    chains = {tenant_id: _Chain() for tenant_id in tenant_ids}
-    for row in conn.execute(_CHAINS, {"ids": tenant_ids}):
-        chains[row.tenant_id] = _Chain(row.balance_nanousd, row.receipt_seq, row.receipt_sha256)
-    return chains
-
-
-def _write_chains(conn: Connection, chains: dict[str, _Chain]) -> None:
-    rows = [
-        {
-            "tenant_id": tenant_id,
-            "balance_nanousd": chain.balance_nanousd,
-            "receipt_seq": chain.seq,
-            "receipt_sha256": chain.sha256,
-        }
-        for tenant_id, chain in chains.items()
-    ]
-    conn.execute(_write_accounts(conn.dialect.name), rows)
+def _chains(conn: Connection, tenant_ids: list[str]) -> dict[str, dict[str, Any]]:
+    """Return rows of tenant_accounts by tenant, of those without one the row before an entry."""
+    new = {"balance_nanousd": 0, "receipt_seq": 0, "receipt_sha256": GENESIS}
+    chains = {tenant_id: {"tenant_id": tenant_id, **new} for tenant_id in tenant_ids}
+    rows = conn.execute(_CHAINS, {"ids": tenant_ids}).mappings()
+    return chains | {row["tenant_id"]: dict(row) for row in rows}
 
 
 def _add_to_spend(conn: Connection, receipts: Sequence[Receipt], drafts: Sequence[Draft]) -> None:
@@ -247,13 +216,8 @@ def _add_to_spend(conn: Connection, receipts: Sequence[Receipt], drafts: Sequenc
     for receipt, draft in zip(receipts, drafts, strict=True):
         if draft.kind in SPEND_KINDS:
             sums[draft.tenant_id, month_of(draft.at_ms)] += int_of(receipt, "amount_nanousd")
-    rows = [
-        {"tenant_id": tenant_id, "month": month, "amount_nanousd": amount}
-        for (tenant_id, month), amount in sorted(sums.items())
-        if amount
-    ]
-    if rows:
-        conn.execute(_add(conn.dialect.name, monthly_spend, "amount_nanousd"), rows)
+    spent = {key: {"amount_nanousd": amount} for key, amount in sums.items() if amount}
+    _add_sums(conn, monthly_spend, spent)
 
 
 def _periods(conn: Connection, tenant_ids: list[str]) -> Callable[[Draft], str]:
@@ -271,7 +235,7 @@ def _periods(conn: Connection, tenant_ids: list[str]) -> Callable[[Draft], str]:
     return period_of
 
 
-def add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) -> None:
+def _add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) -> None:
     """Add entries to the roll-ups of their hours and to the sums of their days."""
     sums: dict[tuple[Any, ...], dict[str, int]] = defaultdict(lambda: dict.fromkeys(ROLLUP_SUMS, 0))
     for receipt, draft in posted:
@@ -285,14 +249,12 @@ def add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) ->
         )
         for name, value in rollup_values(receipt, draft.parts).items():
             sums[key][name] += value
-    # The rows are sorted, so that posters lock them in the same order and cannot deadlock.
-    rows = [dict(zip(_ROLLUP_KEY, key, strict=True)) | sums[key] for key in sorted(sums)]
-    conn.execute(_add(conn.dialect.name, usage_rollups, *ROLLUP_SUMS), rows)
+    _add_sums(conn, usage_rollups, sums)
     _add_to_days(conn, sums)
 
 
 def _add_to_days(conn: Connection, rollups: Mapping[tuple[Any, ...], dict[str, int]]) -> None:
-    """Add sums of hours to those of their days. rollups: by the columns of _ROLLUP_KEY."""
+    """Add sums of hours to those of their days. rollups: by the key of usage_rollups."""
     days: dict[tuple[Any, ...], dict[str, int]] = defaultdict(lambda: dict.fromkeys(USAGE_SUMS, 0))
     for (tenant_id, hour_ms, kind, key_id, model, _), sums in rollups.items():
         num_served = sums["num_entries"] - sums["num_failed_requests"]
@@ -304,8 +266,18 @@ def _add_to_days(conn: Connection, rollups: Mapping[tuple[Any, ...], dict[str, i
             total = days[tenant_id, dimension, hour_ms - hour_ms % _DAY_MS, name]
             for column in USAGE_SUMS:
                 total[column] += added[column]
-    rows = [dict(zip(_DAY_KEY, key, strict=True)) | days[key] for key in sorted(days)]
-    conn.execute(_add(conn.dialect.name, usage_days, *USAGE_SUMS), rows)
+    _add_sums(conn, usage_days, days)
+
+
+def _add_sums(
+    conn: Connection, table: sa.Table, sums: Mapping[tuple[Any, ...], Mapping[str, int]]
+) -> None:
+    """Add sums to those of a table's rows. sums: by the columns of its primary key."""
+    names = [column.name for column in table.primary_key]
+    # The rows are sorted, so that posters lock them in the same order and cannot deadlock.
+    rows = [dict(zip(names, key, strict=True)) | dict(sums[key]) for key in sorted(sums)]
+    if rows:
+        conn.execute(_add(conn.dialect.name, table), rows)
 
 
 def rollup_values(receipt: Receipt, parts: TokenAmounts) -> dict[str, int]:
