@@ -6,37 +6,12 @@ exactly.
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from server.limits.rules import Holder, Limit, Standing
 
 WINDOW_MS = 60_000
 """Window of every rate: a minute's worth may come at once, and refills evenly in a minute."""
-
-
-class State(Protocol):
-    """The state of one limit. Callers tell it the time; an earlier time changes nothing."""
-
-    def touch(self, amount: int, now_ms: int) -> None:
-        """Let the time until now pass under the amount so far, and then change it to `amount`."""
-
-    def wait_ms(self, amount: int, units: int, now_ms: int) -> int:
-        """Milliseconds until `units` fit if nothing else happens; 0 if they fit now."""
-
-    def charge(self, request_id: str, units: int, lifetime_ms: int) -> None:
-        """Take units for a request, at the time of the last `touch`."""
-
-    def release(self, request_id: str, used: int, now_ms: int) -> None:
-        """End a request's charge, of which `used` units were used; do nothing if it has ended."""
-
-    def standing(self, limit: Limit, now_ms: int, *, with_holders: bool) -> Standing:
-        """The limit as it is now."""
-
-    def is_idle(self, now_ms: int) -> bool:
-        """Whether the state equals a new one, so that it may be dropped."""
-
-    def pack(self) -> list[Any]:
-        """The state as JSON values, from which `unpack` makes it again."""
 
 
 @dataclass(slots=True)
@@ -51,6 +26,7 @@ class Charge:
 class Bucket:
     """A leaky bucket of requests or tokens, which drains `amount` units a minute.
 
+    Callers tell it the time; an earlier time changes nothing.
     backlog: level in units x 60,000; it falls by `amount` per ms. If more tokens are used than were
     charged, it may exceed a full bucket, `amount` x 60,000.
     charges: the open ones, the oldest first.   quiet_until_ms: time before which none expires.
@@ -66,6 +42,7 @@ class Bucket:
         self.quiet_until_ms = at_ms
 
     def touch(self, amount: int, now_ms: int) -> None:
+        """Let the time until now pass under the amount so far, and then change it to `amount`."""
         self.backlog = backlog = self._backlog(now_ms)
         self.at_ms = now_ms = max(now_ms, self.at_ms)
         self.amount = amount
@@ -80,6 +57,7 @@ class Bucket:
             self._drop_expired(now_ms)
 
     def wait_ms(self, amount: int, units: int, now_ms: int) -> int:
+        """Milliseconds until `units` fit if nothing else happens; 0 if they fit now."""
         if amount <= 0:
             return WINDOW_MS
         # Units are clamped, since a request for more than the limit would never be admitted.
@@ -88,6 +66,7 @@ class Bucket:
         return max(0, -(-missing // amount))
 
     def charge(self, request_id: str, units: int, lifetime_ms: int) -> None:
+        """Take units for a request, at the time of the last `touch`."""
         charged = min(units, self.amount) * WINDOW_MS
         # A request that Redis let pass may find less room here than it takes; then none is left.
         self.backlog = min(self.backlog + charged, self.amount * WINDOW_MS)
@@ -96,7 +75,8 @@ class Bucket:
         self.quiet_until_ms = min(self.quiet_until_ms, expires_ms)
 
     def release(self, request_id: str, used: int, now_ms: int) -> None:
-        """Refund the unused part of a charge, or charge what was used beyond it.
+        """Refund the unused part of a charge, or charge what was used beyond it. Without a charge
+        of the request, nothing happens.
 
         The refund is at most the lowest backlog since the charge: without the charge the bucket
         would have been full at that moment, and a full bucket does not refill.
@@ -135,6 +115,7 @@ class Bucket:
                 other.low = low
 
     def standing(self, limit: Limit, now_ms: int, *, with_holders: bool) -> Standing:
+        """The limit as it is now."""
         backlog = self._backlog(now_ms)
         now_ms = max(now_ms, self.at_ms)
         return Standing(
@@ -151,11 +132,13 @@ class Bucket:
         )
 
     def is_idle(self, now_ms: int) -> bool:
+        """Whether the state equals a new one, so that it may be dropped."""
         return self._backlog(now_ms) == 0 and all(
             charge.expires_ms <= now_ms for charge in self.charges.values()
         )
 
     def pack(self) -> list[Any]:
+        """The state as JSON values, from which `unpack` makes it again."""
         charges = [[request_id, *astuple(charge)] for request_id, charge in self.charges.items()]
         return [self.amount, self.backlog, self.at_ms, charges]
 
@@ -175,7 +158,8 @@ class Bucket:
 class Seats:
     """Requests at a time: a set of those under way, each until its time runs out.
 
-    A counter instead of the set would go wrong if a release were lost or came twice.
+    Its methods are those of `Bucket`. A counter instead of the set would go wrong if a release
+    were lost or came twice.
     """
 
     __slots__ = ("at_ms", "expiries", "quiet_until_ms")

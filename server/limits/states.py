@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from server.limits.bucket import WINDOW_MS, Bucket, Seats, State
+from server.limits.bucket import WINDOW_MS, Bucket, Seats
 from server.limits.rules import Grant, Limit, Metric, Standing
 
 _SWEEP_MS = 1000
 """Milliseconds between two sweeps of a full table, after which a refused request may ask again."""
 
+State = Bucket | Seats
 _Key = tuple[Metric, str, str]
 
 
