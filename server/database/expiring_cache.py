@@ -7,19 +7,12 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
 
 TTL_S = 2.0
 MAX_ENTRIES = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry(Generic[V]):
-    value: V
-    read_at_s: float
 
 
 class ExpiringCache(Generic[V]):
@@ -36,14 +29,15 @@ class ExpiringCache(Generic[V]):
     ) -> None:
         self._monotonic = monotonic
         self._max_entries = max_entries
-        self._entries: OrderedDict[str, _Entry[V]] = OrderedDict()
+        # Each value with the time when it was read.
+        self._entries: OrderedDict[str, tuple[V, float]] = OrderedDict()
         self._reading: dict[str, asyncio.Task[V]] = {}
 
     async def get(self, key: str, read: Callable[[], Awaitable[V]]) -> V:
         """The value, at most TTL_S old. Raises what `read` raises."""
         entry = self._entries.get(key)
-        if entry is not None and self._monotonic() - entry.read_at_s < TTL_S:
-            return entry.value
+        if entry is not None and self._monotonic() - entry[1] < TTL_S:
+            return entry[0]
         task = self._reading.get(key)
         if task is None:
             task = asyncio.create_task(self._read(key, read))
@@ -54,7 +48,7 @@ class ExpiringCache(Generic[V]):
 
     def forget(self, is_changed: Callable[[V], bool] = lambda _: True) -> None:
         """Forget values after a change at this gateway, so that they are read again."""
-        for key in [key for key, entry in self._entries.items() if is_changed(entry.value)]:
+        for key in [key for key, (value, _) in self._entries.items() if is_changed(value)]:
             del self._entries[key]
         # Reads under way may be from before the change, so their values will not be kept.
         self._reading.clear()
@@ -64,7 +58,7 @@ class ExpiringCache(Generic[V]):
         read_at_s = self._monotonic()
         value = await read()
         if self._reading.get(key) is asyncio.current_task():
-            self._entries[key] = _Entry(value, read_at_s)
+            self._entries[key] = (value, read_at_s)
             self._entries.move_to_end(key)
             if len(self._entries) > self._max_entries:
                 self._entries.popitem(last=False)
