@@ -5,7 +5,7 @@ equal events are counted and priced once.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -65,39 +65,6 @@ class Line:
         return self.simulated_nanousd - self.actual_nanousd
 
 
-@dataclass(slots=True)
-class _Simulation:
-    book: Book
-    prices: dict[int, Price] = field(default_factory=dict)
-    lines: dict[tuple[str, str], Line] = field(default_factory=dict)
-
-    def add(self, conn: Connection, rows: list[sa.RowMapping]) -> None:
-        unknown = {row["price_version"] for row in rows} - self.prices.keys() - {None}
-        if unknown:
-            self.prices |= get_prices(conn, unknown)
-        for row in rows:
-            key = row["tenant_id"], row["kind"]
-            line = self.lines.setdefault(key, Line(key[0], row["tenant_name"], key[1]))
-            sign = 1 if row["is_charge"] else -1
-            line.num_entries += row["num_entries"]
-            line.actual_nanousd += sign * int(row["amount_nanousd"])
-            line.simulated_nanousd += sign * self._worth(row)
-
-    def _worth(self, row: sa.RowMapping) -> int:
-        """Return the simulated amount of a group; one that undoes an entry has that entry's."""
-        if row["of_kind"] not in ("usage", *KEPT_KINDS):
-            return int(row["amount_nanousd"])
-        if row["price_version"] is None:
-            return 0  # Charged to nobody: a proof, or the residency of a pinned adapter.
-        actual = self.prices[row["price_version"]]
-        price = self.book.price(actual, row)
-        if row["of_kind"] == "usage":
-            return rate(dict(row), price).total if row["adds_up"] else 0
-        gb_hour_nanousd: int = getattr(price, f"{row['of_kind']}_nanousd")
-        each = kept_amount(row["size_bytes"], row["duration_ms"], gb_hour_nanousd)
-        return int(row["num_entries"]) * each
-
-
 async def simulate(
     database: Database,
     book: Book,
@@ -111,16 +78,38 @@ async def simulate(
     Raises LedgerUnavailable.
     """
     query = _groups(start_ms, end_ms, tenant_id)
-    simulation = _Simulation(book)
+    lines: dict[tuple[str, str], Line] = {}
     last_id = await database.read(lambda conn: conn.scalar(sa.func.max(entries.c.entry_id)))
     for first in range(1, (last_id or 0) + 1, window):
 
         def add_window(conn: Connection, first: int = first) -> None:
             ids = {"first": first, "last": min(first + window - 1, last_id or 0)}
-            simulation.add(conn, list(conn.execute(query, ids).mappings()))
+            rows = conn.execute(query, ids).mappings().all()
+            prices = get_prices(conn, {row["price_version"] for row in rows} - {None})
+            for row in rows:
+                key = row["tenant_id"], row["kind"]
+                line = lines.setdefault(key, Line(key[0], row["tenant_name"], key[1]))
+                sign = 1 if row["is_charge"] else -1
+                line.num_entries += row["num_entries"]
+                line.actual_nanousd += sign * int(row["amount_nanousd"])
+                line.simulated_nanousd += sign * _worth(book, row, prices)
 
         await database.read(add_window)
-    return [simulation.lines[key] for key in sorted(simulation.lines)]
+    return [lines[key] for key in sorted(lines)]
+
+
+def _worth(book: Book, row: sa.RowMapping, prices: Mapping[int, Price]) -> int:
+    """Return the simulated amount of a group; one that undoes an entry has that entry's."""
+    if row["of_kind"] not in ("usage", *KEPT_KINDS):
+        return int(row["amount_nanousd"])
+    if row["price_version"] is None:
+        return 0  # Charged to nobody: a proof, or the residency of a pinned adapter.
+    price = book.price(prices[row["price_version"]], row)
+    if row["of_kind"] == "usage":
+        return rate(dict(row), price).total if row["adds_up"] else 0
+    gb_hour_nanousd: int = getattr(price, f"{row['of_kind']}_nanousd")
+    each = kept_amount(row["size_bytes"], row["duration_ms"], gb_hour_nanousd)
+    return int(row["num_entries"]) * each
 
 
 def _groups(start_ms: int, end_ms: int, tenant_id: str | None) -> sa.Select[Any]:
