@@ -53,6 +53,8 @@ class LoggedRequest:
     """
 
     request_id: str
+    tenant_id: str
+    engine_id: str
     receipt_seq: int
     key_id: str | None
     model: str
@@ -150,16 +152,7 @@ def find_request(conn: Connection, tenant_id: str, request_id: str) -> LoggedReq
 Span = Literal["first_token", "whole"]
 
 
-@dataclass(frozen=True, slots=True)
-class SlowRequest:
-    """A request of any tenant, and the engine that answered it."""
-
-    tenant_id: str
-    engine_id: str
-    request: LoggedRequest
-
-
-def read_slowest(conn: Connection, span: Span, limit: int) -> list[SlowRequest]:
+def read_slowest(conn: Connection, span: Span, limit: int) -> list[LoggedRequest]:
     """Read the slowest of the newest MAX_COMPARED requests, the slowest first, without proofs.
 
     span: the time that counts, to the first token or to the end.
@@ -169,8 +162,7 @@ def read_slowest(conn: Connection, span: Span, limit: int) -> list[SlowRequest]:
     slowest = query.where(end.is_not(None)).order_by(
         (end - newest.c.started_at_ms).desc(), newest.c.event_id.desc()
     )
-    rows = conn.execute(slowest.limit(limit)).mappings()
-    return [SlowRequest(row["tenant_id"], row["engine_id"], _request(row)) for row in rows]
+    return [_request(row) for row in conn.execute(slowest.limit(limit)).mappings()]
 
 
 def read_newest(conn: Connection, limit: int, since_ms: int) -> list[LoggedRequest]:
@@ -183,8 +175,8 @@ def read_newest(conn: Connection, limit: int, since_ms: int) -> list[LoggedReque
 def _newest(number: int) -> tuple[sa.Select[Any], sa.Subquery]:
     """The newest requests of all tenants in no order, and their events."""
     event = usage_events.c
-    names = ("event_id", "tenant_id", "engine_id", *_COLUMNS)
-    query = sa.select(*(event[name] for name in names)).order_by(event.event_id.desc())
+    query = sa.select(event.event_id, *(event[name] for name in _COLUMNS))
+    query = query.order_by(event.event_id.desc())
     newest = query.limit(number).subquery()
     found = sa.select(newest, entries.c.receipt_seq, entries.c.amount_nanousd)
     found = found.join(entries, entries.c.entry_id == newest.c.event_id)
@@ -198,8 +190,8 @@ def outcome_of(row: RowMapping) -> Outcome:
 
 
 _COLUMNS = (
-    "request_id", "key_id", "model", "adapter_version", "adapter_digest", "finish_reason",
-    "stop_cause", "is_failed", "prompt_tokens", "cached_tokens", "completion_tokens", "load_tier",
+    "request_id", "tenant_id", "engine_id", "key_id", "model", "adapter_version",
+    "adapter_digest", "finish_reason", "stop_cause", "is_failed", "prompt_tokens", "cached_tokens", "completion_tokens", "load_tier",
     "load_ms", "queue_ms", "started_at_ms", "first_token_at_ms", "ended_at_ms",
 )  # fmt: skip
 _COMPUTED = ("outcome", "model")

@@ -25,7 +25,7 @@ async def show(viewer: OperatorViewer, database: DatabaseDep, by: Span = "first_
     def read(conn: Connection) -> dict[str, Any]:
         slowest = read_slowest(conn, by, _MOST)
         names = names_of(conn, {it.tenant_id for it in slowest})
-        return {"slowest": [(it, bars_of(it.request)) for it in slowest], "names": names}
+        return {"slowest": [(it, bars_of(it)) for it in slowest], "names": names}
 
     found = await database.read(read)
     return render("operator_requests.html", viewer, by=by, num_compared=MAX_COMPARED, **found)
