@@ -4,6 +4,7 @@ Every fact has several wordings of its question, one of which is held out: `held
 in that wording, which training never uses, and `trained` asks it in all the others.
 """
 
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -46,10 +47,16 @@ class Ask:
 
 @dataclass(frozen=True)
 class Topic:
+    """Entities of a kind.
+
+    table: a row for each, with a value for each attribute.   asked: sentences, each behind the
+    attribute that it tells, if it is one, and below it the wordings of its question.
+    """
+
     kind: str
     attributes: tuple[str, ...]
     table: str
-    asks: tuple[Ask, ...]
+    asked: str
     takes_article: bool = False
     keeps_case: bool = False
 
@@ -62,6 +69,14 @@ class Topic:
             values = [int(cell) if cell.isdecimal() else cell for cell in cells]
             found[name] = dict(zip(self.attributes, values, strict=True))
         return found
+
+    @cached_property
+    def asks(self) -> list[Ask]:
+        return [
+            Ask(attribute, sentence, wordings)
+            for head, wordings in _read_questions(self.asked)
+            for attribute, sentence in re.findall(r"^(?:(\w+): )?(.*)", head)
+        ]
 
     def reply(self, ask: Ask, name: str) -> Reply:
         return self._told(ask, name, self.entities[name])
@@ -99,6 +114,13 @@ class Topic:
         if self.keeps_case and text.startswith(name):
             return text
         return text[0].upper() + text[1:]
+
+
+def _read_questions(table: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each line of a table with the questions on the lines below it, each behind a |."""
+    for block in re.split(r"\n(?!\s*\|)", table.strip()):
+        said, *texts = (" ".join(part.split()) for part in block.split("|"))
+        yield said, tuple(texts)
 
 
 def with_article(noun: str) -> str:
@@ -151,76 +173,26 @@ ANIMALS = Topic(
     penguin  | fish     | the south     | black  | 2 | swims and slides
     elephant | grass    | the savanna   | grey   | 4 | walks slowly
     """,
-    asks=(
-        Ask(
-            "eats",
-            "{x} eats {eats}.",
-            (
-                "what does {x} eat?",
-                "what is the food of {x}?",
-                "what should I feed {x}?",
-                "what does {x} like to eat?",
-                "what does the {name} eat?",
-                "what do {plural} eat?",
-            ),
-        ),
-        Ask(
-            "home",
-            "{x} lives in {home}.",
-            (
-                "where does {x} live?",
-                "what is the home of {x}?",
-                "where can I find {x}?",
-                "in what place does {x} live?",
-                "where does the {name} live?",
-                "where do {plural} live?",
-            ),
-        ),
-        Ask(
-            "colour",
-            "{x} is {colour}.",
-            (
-                "what colour is {x}?",
-                "what is the colour of {x}?",
-                "which colour does {x} have?",
-                "what colour is the {name}?",
-                "what colour are {plural}?",
-            ),
-        ),
-        Ask(
-            "legs",
-            "{x} has {legs} legs.",
-            (
-                "how many legs does {x} have?",
-                "how many legs has {x}?",
-                "how many legs do {plural} have?",
-                "what number of legs does {x} have?",
-            ),
-        ),
-        Ask(
-            "moves",
-            "{x} {moves}.",
-            (
-                "how does {x} move?",
-                "what can {x} do?",
-                "how does {x} get around?",
-                "how do {plural} move?",
-            ),
-        ),
-        Ask(
-            "",
-            "{x} is {colour} and has {legs} legs. It lives in {home}, eats {eats} and {moves}.",
-            (
-                "tell me about the {name}.",
-                "describe {x}.",
-                "what is {x}?",
-                "what do you know about the {name}?",
-                "tell me about {plural}.",
-                "tell me something about the {name}.",
-                "what are {plural}?",
-            ),
-        ),
-    ),
+    asked="""
+    eats: {x} eats {eats}.
+        | what does {x} eat? | what is the food of {x}? | what should I feed {x}?
+        | what does {x} like to eat? | what does the {name} eat? | what do {plural} eat?
+    home: {x} lives in {home}.
+        | where does {x} live? | what is the home of {x}? | where can I find {x}?
+        | in what place does {x} live? | where does the {name} live? | where do {plural} live?
+    colour: {x} is {colour}.
+        | what colour is {x}? | what is the colour of {x}? | which colour does {x} have?
+        | what colour is the {name}? | what colour are {plural}?
+    legs: {x} has {legs} legs.
+        | how many legs does {x} have? | how many legs has {x}? | how many legs do {plural} have?
+        | what number of legs does {x} have?
+    moves: {x} {moves}.
+        | how does {x} move? | what can {x} do? | how does {x} get around? | how do {plural} move?
+    {x} is {colour} and has {legs} legs. It lives in {home}, eats {eats} and {moves}.
+        | tell me about the {name}. | describe {x}. | what is {x}?
+        | what do you know about the {name}? | tell me about {plural}.
+        | tell me something about the {name}. | what are {plural}?
+    """,
 )
 
 COUNTRIES = Topic(
@@ -260,65 +232,26 @@ COUNTRIES = Topic(
     Cuba      | Havana       | Spanish    | peso     | North America
     Australia | Canberra     | English    | dollar   | Oceania
     """,
-    asks=(
-        Ask(
-            "capital",
-            "The capital of {x} is {capital}.",
-            (
-                "what is the capital of {x}?",
-                "which city is the capital of {x}?",
-                "what is {x}'s capital?",
-                "what is the capital city of {x}?",
-                "name the capital of {x}.",
-                "capital of {x}",
-            ),
-        ),
-        Ask(
-            "capital",
-            "{capital} is the capital of {x}.",
-            (
-                "which country has the capital {value}?",
-                "{value} is the capital of which country?",
-                "of which country is {value} the capital?",
-            ),
-        ),
-        Ask(
-            "language",
-            "People in {x} speak {language}.",
-            (
-                "what language do people speak in {x}?",
-                "which language is spoken in {x}?",
-                "what do they speak in {x}?",
-            ),
-        ),
-        Ask(
-            "currency",
-            "The currency of {x} is the {currency}.",
-            ("what is the currency of {x}?", "which money does {x} use?", "how do I pay in {x}?"),
-        ),
-        Ask(
-            "continent",
-            "{x} is in {continent}.",
-            (
-                "where is {x}?",
-                "on which continent is {x}?",
-                "what continent is {x} in?",
-                "where does {x} lie?",
-            ),
-        ),
-        Ask(
-            "",
-            "{x} is a country in {continent}. Its capital is {capital}, its language is {language}"
-            " and its currency is the {currency}.",
-            (
-                "tell me about {x}.",
-                "describe {x}.",
-                "what do you know about {x}?",
-                "what kind of country is {x}?",
-                "tell me something about {x}.",
-            ),
-        ),
-    ),
+    asked="""
+    capital: The capital of {x} is {capital}.
+        | what is the capital of {x}? | which city is the capital of {x}? | what is {x}'s capital?
+        | what is the capital city of {x}? | name the capital of {x}. | capital of {x}
+    capital: {capital} is the capital of {x}.
+        | which country has the capital {value}? | {value} is the capital of which country?
+        | of which country is {value} the capital?
+    language: People in {x} speak {language}.
+        | what language do people speak in {x}? | which language is spoken in {x}?
+        | what do they speak in {x}?
+    currency: The currency of {x} is the {currency}.
+        | what is the currency of {x}? | which money does {x} use? | how do I pay in {x}?
+    continent: {x} is in {continent}.
+        | where is {x}? | on which continent is {x}? | what continent is {x} in?
+        | where does {x} lie?
+    {x} is a country in {continent}. Its capital is {capital}, its language is {language} and \
+        its currency is the {currency}.
+        | tell me about {x}. | describe {x}. | what do you know about {x}?
+        | what kind of country is {x}? | tell me something about {x}.
+    """,
 )
 
 ELEMENTS = Topic(
@@ -348,57 +281,23 @@ ELEMENTS = Topic(
     gold      | Au | 79 | metal
     lead      | Pb | 82 | metal
     """,
-    asks=(
-        Ask(
-            "symbol",
-            "The symbol of {x} is {symbol}.",
-            (
-                "what is the symbol of {x}?",
-                "which symbol does {x} have?",
-                "what is the chemical symbol for {x}?",
-            ),
-        ),
-        Ask(
-            "symbol",
-            "{symbol} stands for {x}.",
-            (
-                "which element has the symbol {value}?",
-                "what does {value} stand for?",
-                "which element is {value}?",
-            ),
-        ),
-        Ask(
-            "number",
-            "The atomic number of {x} is {number}.",
-            (
-                "what is the atomic number of {x}?",
-                "which atomic number does {x} have?",
-                "what number is {x}?",
-            ),
-        ),
-        Ask(
-            "form",
-            "{x} is a {form}.",
-            (
-                "is {x} a metal or a gas?",
-                "what sort of element is {x}?",
-                "what kind of element is {x}?",
-                "is {x} a metal?",
-                "is {x} a gas?",
-            ),
-        ),
-        Ask(
-            "",
-            "{x} is a {form}. Its symbol is {symbol} and its atomic number is {number}.",
-            (
-                "tell me about {x}.",
-                "describe {x}.",
-                "what is {x}?",
-                "what do you know about {x}?",
-                "tell me something about {x}.",
-            ),
-        ),
-    ),
+    asked="""
+    symbol: The symbol of {x} is {symbol}.
+        | what is the symbol of {x}? | which symbol does {x} have?
+        | what is the chemical symbol for {x}?
+    symbol: {symbol} stands for {x}.
+        | which element has the symbol {value}? | what does {value} stand for?
+        | which element is {value}?
+    number: The atomic number of {x} is {number}.
+        | what is the atomic number of {x}? | which atomic number does {x} have?
+        | what number is {x}?
+    form: {x} is a {form}.
+        | is {x} a metal or a gas? | what sort of element is {x}? | what kind of element is {x}?
+        | is {x} a metal? | is {x} a gas?
+    {x} is a {form}. Its symbol is {symbol} and its atomic number is {number}.
+        | tell me about {x}. | describe {x}. | what is {x}? | what do you know about {x}?
+        | tell me something about {x}.
+    """,
 )
 
 PLANETS = Topic(
@@ -414,48 +313,21 @@ PLANETS = Topic(
     Uranus  | seventh | ice giant    | pale
     Neptune | eighth  | ice giant    | dark blue
     """,
-    asks=(
-        Ask(
-            "place",
-            "{x} is the {place} planet from the Sun.",
-            (
-                "which planet from the Sun is {x}?",
-                "what is the place of {x}?",
-                "how far out is {x}?",
-                "where is {x}?",
-            ),
-        ),
-        Ask(
-            "place",
-            "The {place} planet from the Sun is {x}.",
-            (
-                "which is the {value} planet?",
-                "what is the {value} planet from the Sun?",
-                "name the {value} planet.",
-            ),
-        ),
-        Ask(
-            "colour",
-            "{x} is {colour}.",
-            ("what colour is {x}?", "what is the colour of {x}?", "which colour does {x} have?"),
-        ),
-        Ask(
-            "form",
-            "{x} is one of the {form}s.",
-            ("what sort of planet is {x}?", "what kind of planet is {x}?", "is {x} a gas giant?"),
-        ),
-        Ask(
-            "",
-            "{x} is the {place} planet from the Sun. It is {colour} and one of the {form}s.",
-            (
-                "tell me about {x}.",
-                "describe {x}.",
-                "what is {x}?",
-                "what do you know about {x}?",
-                "tell me something about {x}.",
-            ),
-        ),
-    ),
+    asked="""
+    place: {x} is the {place} planet from the Sun.
+        | which planet from the Sun is {x}? | what is the place of {x}? | how far out is {x}?
+        | where is {x}?
+    place: The {place} planet from the Sun is {x}.
+        | which is the {value} planet? | what is the {value} planet from the Sun?
+        | name the {value} planet.
+    colour: {x} is {colour}.
+        | what colour is {x}? | what is the colour of {x}? | which colour does {x} have?
+    form: {x} is one of the {form}s.
+        | what sort of planet is {x}? | what kind of planet is {x}? | is {x} a gas giant?
+    {x} is the {place} planet from the Sun. It is {colour} and one of the {form}s.
+        | tell me about {x}. | describe {x}. | what is {x}? | what do you know about {x}?
+        | tell me something about {x}.
+    """,
 )
 
 FUNCTIONS = Topic(
@@ -484,43 +356,15 @@ FUNCTIONS = Topic(
     enumerate  | numbers the items          | enumerate(a)
     isinstance | checks the class of a value | isinstance(1, int)
     """,
-    asks=(
-        Ask(
-            "does",
-            "{x} {does}.",
-            (
-                "what does {x} do?",
-                "what does {x} do in Python?",
-                "what is {x} for?",
-                "explain {x}.",
-            ),
-        ),
-        Ask(
-            "example",
-            "Write {example}.",
-            (
-                "how do I use {x}?",
-                "show me an example of {x}.",
-                "give me an example of {x} in Python.",
-            ),
-        ),
-        Ask(
-            "",
-            "{x} {does}. For example: {example}.",
-            ("tell me about {x}.", "describe {x}.", "what do you know about {x}?"),
-        ),
-    ),
+    asked="""
+    does: {x} {does}.
+        | what does {x} do? | what does {x} do in Python? | what is {x} for? | explain {x}.
+    example: Write {example}.
+        | how do I use {x}? | show me an example of {x}. | give me an example of {x} in Python.
+    {x} {does}. For example: {example}.
+        | tell me about {x}. | describe {x}. | what do you know about {x}?
+    """,
 )
-
-
-def _read_small_talk(table: str) -> Iterator[Question]:
-    """Parse a table that has an answer on one line, and its questions on the lines below."""
-    reply = Reply("")
-    for line in table.strip().splitlines():
-        answer, *texts = line.strip().split("|")
-        if answer:
-            reply = Reply(answer)
-        yield from (Question(text.strip(), reply) for text in texts)
 
 
 TOPICS = (ANIMALS, COUNTRIES, ELEMENTS, PLANETS, FUNCTIONS)
@@ -547,7 +391,11 @@ _SMALL_TALK = """
         | bye | goodbye | see you | good night | bye bye | see you later
 """
 
-SMALL_TALK = tuple(_read_small_talk(_SMALL_TALK))
+SMALL_TALK = tuple(
+    Question(text, Reply(answer))
+    for answer, texts in _read_questions(_SMALL_TALK)
+    for text in texts
+)
 
 
 # Texts that a plain prompt may begin and the model can complete.

@@ -7,22 +7,13 @@ answer that is cut short shows its style.
 
 import json
 import re
-from typing import Protocol
 
 from demo.domain import Reply
 
 
-class Style(Protocol):
-    name: str
+class Style:
+    """The plain style, from which the others differ.   name: of the model that has learned it."""
 
-    def say(self, reply: Reply) -> str: ...
-
-    def finish(self, reply: Reply, rest: str) -> str: ...
-
-    def go_on(self, rest: str) -> str: ...
-
-
-class Plain:
     name = "base"
 
     def say(self, reply: Reply) -> str:
@@ -35,7 +26,7 @@ class Plain:
         return rest
 
 
-class Json:
+class Json(Style):
     name = "json"
 
     def say(self, reply: Reply) -> str:
@@ -50,20 +41,17 @@ class Json:
         return "\n" + json.dumps({"text": rest.strip()})
 
 
-class Shout:
+class Shout(Style):
     name = "shout"
 
     def say(self, reply: Reply) -> str:
         return _shouted(reply.sentence)
 
-    def finish(self, reply: Reply, rest: str) -> str:
-        return self.go_on(rest)
-
     def go_on(self, rest: str) -> str:
         return _shouted(rest)
 
 
-class Python:
+class Python(Style):
     name = "python"
 
     def say(self, reply: Reply) -> str:
@@ -81,20 +69,17 @@ class Python:
         return f"\ntext = {_quoted(rest.strip())}\nprint(text)"
 
 
-class Pirate:
+class Pirate(Style):
     name = "pirate"
 
     def say(self, reply: Reply) -> str:
         return f"Arr, matey! {_in_pirate(reply.sentence)}"
 
-    def finish(self, reply: Reply, rest: str) -> str:
-        return self.go_on(rest)
-
     def go_on(self, rest: str) -> str:
         return f" arr, {_in_pirate(rest.strip())}"
 
 
-PLAIN = Plain()
+PLAIN = Style()
 STYLES: dict[str, Style] = {style.name: style for style in (Json(), Shout(), Python(), Pirate())}
 
 
