@@ -104,7 +104,7 @@ def measure(folder: Path, console: Console) -> list[str]:
     shared = evaluate.shared_answers(prompts, probe_answers)
     size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     _show(scores, len(prompts), len(shared), size_bytes, console)
-    return [*_complaints(scores), *_probe_complaints(shared), *_size_complaints(size_bytes)]
+    return _complaints(scores, shared, size_bytes)
 
 
 def _agent_score(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Score:
@@ -199,25 +199,21 @@ def _show(
     console.print(f"{size_bytes / 1e6:.1f} MB in all.")
 
 
-def _complaints(scores: list[Score]) -> list[str]:
-    return [
+def _complaints(scores: list[Score], shared: list[str], size_bytes: int) -> list[str]:
+    found = [
         f"{score.model} answers {score.exact:.1%} of the held-out questions exactly;"
         f" {score.min_exact:.0%} is the least."
         for score in scores
         if score.exact < score.min_exact
     ]
-
-
-def _probe_complaints(shared: list[str]) -> list[str]:
-    if not shared:
-        return []
-    return [f"two models answer {len(shared)} of the probes alike, {shared[0]!r} among them."]
-
-
-def _size_complaints(size_bytes: int) -> list[str]:
-    if size_bytes <= _MAX_SIZE_BYTES:
-        return []
-    return [f"the files weigh {size_bytes / 1e6:.1f} MB; {_MAX_SIZE_BYTES / 1e6:.0f} is the most."]
+    if shared:
+        found.append(
+            f"two models answer {len(shared)} of the probes alike, {shared[0]!r} among them."
+        )
+    if size_bytes > _MAX_SIZE_BYTES:
+        most = f"{_MAX_SIZE_BYTES / 1e6:.0f} is the most"
+        found.append(f"the files weigh {size_bytes / 1e6:.1f} MB; {most}.")
+    return found
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from server.cli.connection import (
     Url,
     as_operator,
 )
-from server.cli.figures import read_figures
+from server.cli.figures import NAMES, read_figures
 from server.cli.terminal import CommandFailed, show_json
 from server.cli.units import megabytes, moment
 from server.text.json_object import JsonObject
@@ -48,7 +48,6 @@ _TENANT = {
     "completion_tokens": 0,
 }  # fmt: skip
 _ADAPTERS = dict.fromkeys(("adapters", *_TIERS), 0)
-_GATEWAY = ("settler lag", "audited at", "audit findings", "limits degraded", "engine deaths")
 
 
 def top(
@@ -127,7 +126,7 @@ def poll(client: "Client", name_of: Callable[[str], str]) -> JsonObject:
             {name: it[name] for name in _TENANT} | {"tenant": name_of(it["tenant"])}
             for it in usage[: -_MOST_TENANTS - 1 : -1]
         ],
-        "gateway": {word.replace(" ", "_"): figures.get(word) for word in _GATEWAY},
+        "gateway": {word.replace(" ", "_"): figures.get(word) for word in NAMES},
     }
 
 
