@@ -27,6 +27,11 @@ def threads_for(num_processes: int) -> int:
     return max(1, ((os.cpu_count() or 2) - 1) // num_processes)
 
 
+def parse_list(value: Any) -> Any:
+    """Decode the JSON list that an environment variable holds."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
 class ModelSettings(BaseModel, EngineSettings, frozen=True):
     """The settings of one base model and of its engines.
 
@@ -62,10 +67,7 @@ class ModelSettings(BaseModel, EngineSettings, frozen=True):
     draft_model: Path | None = None
     threads: int = Field(default_factory=_default_threads, ge=1)
 
-    @field_validator("public_prompts", "gpus", mode="before")
-    @classmethod
-    def _parse_list(cls, value: Any) -> Any:
-        return parse_list(value)
+    _parse_lists = field_validator("public_prompts", "gpus", mode="before")(parse_list)
 
     @field_validator("max_engines")
     @classmethod
@@ -105,8 +107,3 @@ _FOR_ALL = {
 """Settings that the engines of all base models share."""
 MODEL_FIELDS = ModelSettings.model_fields.keys() - _FOR_ALL
 """Names of the settings that each base model may have for itself."""
-
-
-def parse_list(value: Any) -> Any:
-    """Decode the JSON list that an environment variable holds."""
-    return json.loads(value) if isinstance(value, str) else value

@@ -141,10 +141,7 @@ class Settings(ModelSettings, frozen=True):
     # traced if the caller's span is.
     trace_sample_ratio: float = Field(1.0, ge=0, le=1)
 
-    @field_validator("models", mode="before")
-    @classmethod
-    def _parse_models(cls, value: Any) -> Any:
-        return parse_list(value)
+    _parse_models = field_validator("models", mode="before")(parse_list)
 
     @field_validator("cors_origins", "metrics_networks", "trusted_proxies", mode="before")
     @classmethod
