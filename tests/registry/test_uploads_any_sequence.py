@@ -15,7 +15,7 @@ from sqlalchemy import StaticPool, create_engine
 from registry.base.base_models import BaseModels
 from registry.catalog.catalog import Catalog
 from registry.checks.validator import ValidatedAdapter
-from registry.errors import InvalidAdapter, ObjectNotFound, QuotaExceeded
+from registry.errors import InvalidAdapter, ObjectNotFound
 from registry.formats.peft_config import CONFIG_FILE
 from registry.formats.peft_format import WEIGHTS_FILE
 from registry.storage.storage import StoredObject
@@ -211,7 +211,7 @@ class Both:
         active = [m for m in self.made if self.state_of(m) in ("open", "proving")]
         is_known = self.number_of(kind) is not None
         is_full = len(active) >= MAX_OPEN and not is_known
-        with self.expecting(QuotaExceeded if is_full else None):
+        with self.expecting("quota_exceeded" if is_full else None):
             upload = self.uploads.open_known(CONTENTS[kind])
             model = ModelUpload(upload, kind, "open", self.hour + TTL_H)
             if is_known:
