@@ -323,15 +323,7 @@ def _with_aliases(conn: Connection, tenant_id: str, rows: Sequence[Row[Any]]) ->
     targets = list_targets(conn, tenant_id, ids)
     latest = _latest_versions(conn, tenant_id, ids)
     return [
-        Adapter(
-            row.adapter_id,
-            row.tenant_id,
-            row.name,
-            row.created_at_ms,
-            row.deleted_at_ms,
-            latest.get(row.adapter_id),
-            targets[row.adapter_id],
-        )
+        Adapter(**row._mapping, latest=latest.get(row.adapter_id), aliases=targets[row.adapter_id])
         for row in rows
     ]
 

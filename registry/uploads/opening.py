@@ -18,7 +18,6 @@ from registry.storage.storage import Storage
 from registry.tables import adapter_versions as versions
 from registry.tables import upload_files, uploads
 from registry.uploads import presigned
-from registry.uploads import rows as upload_rows
 from registry.uploads.ends import mark_discarded, publish
 from registry.uploads.rows import (
     COMPLETE,
@@ -26,11 +25,11 @@ from registry.uploads.rows import (
     OPEN,
     PRESIGNED,
     PROVING,
-    FileSpec,
     Transfer,
     Upload,
     UploadFile,
     UploadState,
+    insert_upload,
 )
 from registry.uploads.rules import RegistryLimits, check_files, check_quotas
 
@@ -52,7 +51,7 @@ class NewUpload:
     tenant_id: str
     key_id: str
     name: str | None
-    files: Mapping[str, FileSpec]
+    files: Mapping[str, UploadFile]
     alias: str | None = None
     transfer: Transfer = GATEWAY
     response_template: str | None = None
@@ -89,9 +88,9 @@ def open_upload(
         known = None
     check_quotas(conn, upload, limits, is_known=known is not None)
     if known is not None:
-        arrived = {it.filename: replace(it, received_bytes=it.size_bytes) for it in _files(new)}
-        upload = replace(upload, files=arrived)
-    upload_rows.insert_upload(conn, upload)
+        arrived = [replace(it, received_bytes=it.size_bytes) for it in upload.files.values()]
+        upload = replace(upload, files={it.filename: it for it in arrived})
+    insert_upload(conn, upload)
     if known is not None:
         upload = publish(conn, catalog, upload, known.built)
         mark_discarded(conn, upload, now_ms)
@@ -153,7 +152,7 @@ def prove_again(
     new = replace(new, response_template=version.response_template)
     upload = _opened(new, PROVING, now_ms, limits.proof_ttl_s, built=built)
     check_quotas(conn, upload, limits)
-    upload_rows.insert_upload(conn, upload)
+    insert_upload(conn, upload)
     return upload
 
 
@@ -167,20 +166,13 @@ def _opened(new: NewUpload, state: UploadState, now_ms: int, ttl_s: int, **field
         created_by_key=new.key_id,
         created_at_ms=now_ms,
         expires_at_ms=now_ms + ttl_s * 1000,
-        files={it.filename: it for it in _files(new)},
+        files=dict(sorted(new.files.items())),
         transfer=new.transfer,
         is_dry_run=new.name is None,
         response_template=new.response_template,
         base_model=new.base_model,
         **fields,
     )
-
-
-def _files(new: NewUpload) -> list[UploadFile]:
-    return [
-        UploadFile(filename, spec.size_bytes, spec.sha256, received_bytes=0)
-        for filename, spec in sorted(new.files.items())
-    ]
 
 
 def _other_base(
@@ -233,14 +225,14 @@ def _versions_of_files(conn: Connection, new: NewUpload) -> Iterator[Version]:
             num_files == len(new.files),
         )
     )
-    for filename, spec in new.files.items():
+    for filename, wanted in new.files.items():
         file = upload_files.alias()
         query = query.join(
             file,
             (file.c.upload_id == uploads.c.upload_id)
             & (file.c.tenant_id == new.tenant_id)
             & (file.c.filename == filename)
-            & (file.c.sha256 == spec.sha256),
+            & (file.c.sha256 == wanted.sha256),
         )
     for row in conn.execute(query.order_by(uploads.c.version.desc())).all():
         if version := adapter_rows.find_version_row(

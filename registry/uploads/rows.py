@@ -43,16 +43,8 @@ PRESIGNED: Transfer = "presigned"
 
 
 @dataclass(frozen=True, slots=True)
-class FileSpec:
-    """Declared size and digest of a file. sha256: hex."""
-
-    size_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
 class UploadFile:
-    """A declared file and the bytes that have arrived.
+    """A declared file, with its sha256 in hex, and the bytes that have arrived.
 
     received_bytes: bytes that came through the gateway; for a presigned file only the store knows.
     multipart_id: the store's id of a presigned file's multipart upload.
@@ -61,7 +53,7 @@ class UploadFile:
     filename: str
     size_bytes: int
     sha256: str
-    received_bytes: int
+    received_bytes: int = 0
     multipart_id: str | None = None
 
 

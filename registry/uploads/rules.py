@@ -13,8 +13,7 @@ from registry.errors import Invalid, Limited, QuotaExceeded, TooLarge, shown
 from registry.formats.own_tokenizer import TOKENIZER_FILES
 from registry.formats.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
 from registry.formats.peft_format import WEIGHTS_FILE
-from registry.uploads import rows as upload_rows
-from registry.uploads.rows import FileSpec, Unfinished, Upload
+from registry.uploads.rows import Unfinished, Upload, UploadFile, created_at_ms, unfinished_uploads
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HOUR_MS = 3_600_000
@@ -57,7 +56,7 @@ class RegistryLimits:
         return limits
 
 
-def check_files(files: Mapping[str, FileSpec], limits: RegistryLimits) -> None:
+def check_files(files: Mapping[str, UploadFile], limits: RegistryLimits) -> None:
     """Check that the files are the two of PEFT, and none but those of a tokenizer beside them.
 
     Raises Invalid, TooLarge.
@@ -73,15 +72,15 @@ def check_files(files: Mapping[str, FileSpec], limits: RegistryLimits) -> None:
             "pickles and other files are not taken.",
             param="files",
         )
-    for name, spec in files.items():
-        if spec.size_bytes < 1 or not _SHA256.fullmatch(spec.sha256):
+    for name, file in files.items():
+        if file.size_bytes < 1 or not _SHA256.fullmatch(file.sha256):
             raise Invalid(
                 code="invalid_files",
                 message=f"{name} needs a size_bytes from 1 and a sha256 of 64 hex digits.",
                 param=name,
             )
-        if spec.size_bytes > max_bytes[name]:
-            raise TooLarge.of(name, spec.size_bytes, max_bytes[name])
+        if file.size_bytes > max_bytes[name]:
+            raise TooLarge.of(name, file.size_bytes, max_bytes[name])
 
 
 def check_quotas(
@@ -96,7 +95,7 @@ def check_quotas(
     if is_known:
         return
     tenant_id, name = upload.tenant_id, upload.adapter_name
-    unfinished = upload_rows.unfinished_uploads(conn, tenant_id, upload.created_at_ms)
+    unfinished = unfinished_uploads(conn, tenant_id, upload.created_at_ms)
     _check_limit(
         "max_open_uploads",
         len(unfinished) + 1,
@@ -153,7 +152,7 @@ def _check_limit(quota: str, asked: int, limit: int, *, remedy: str) -> None:
 
 def _check_rate(conn: Connection, upload: Upload, limit: int) -> None:
     """Raise Limited if the tenant created `limit` uploads in the hour before this upload."""
-    oldest_ms = upload_rows.created_at_ms(conn, upload.tenant_id, place=limit - 1)
+    oldest_ms = created_at_ms(conn, upload.tenant_id, place=limit - 1)
     wait_ms = 0 if oldest_ms is None else oldest_ms + _HOUR_MS - upload.created_at_ms
     if wait_ms > 0:
         raise Limited(

@@ -24,7 +24,7 @@ from registry.formats.peft_format import (
     write_canonical,
 )
 from registry.storage.storage import LocalStorage, Storage
-from registry.uploads.rows import FileSpec
+from registry.uploads.rows import UploadFile
 
 
 def parse_canonical(data: bytes) -> CanonicalAdapter:
@@ -172,8 +172,8 @@ def sound_files(base: BaseModel, **changes: Any) -> dict[str, bytes]:
     return make_files(make_config(), encode(make_adapter(base, **changes)))
 
 
-def declare(files: dict[str, bytes]) -> dict[str, FileSpec]:
-    return {name: FileSpec(len(data), sha256(data)) for name, data in files.items()}
+def declare(files: dict[str, bytes]) -> dict[str, UploadFile]:
+    return {name: UploadFile(name, len(data), sha256(data)) for name, data in files.items()}
 
 
 class InProcessValidator:

@@ -10,7 +10,7 @@ from registry.formats.peft_config import CONFIG_FILE
 from registry.formats.peft_format import WEIGHTS_FILE
 from registry.tables import metadata
 from registry.uploads.opening import has_object
-from registry.uploads.rows import FileSpec, get_upload
+from registry.uploads.rows import UploadFile, get_upload
 from tests.refusals import refused
 from tests.registry.factories import ActingStorage, keys, make_config, sound_files
 
@@ -48,16 +48,17 @@ def test_a_name_that_is_no_name_is_refused(uploads, base, name):
 )
 def test_only_the_files_of_peft_and_of_a_tokenizer_are_taken(uploads, names):
     with pytest.raises(Invalid) as caught:
-        uploads.open({name: FileSpec(10, "0" * 64) for name in names})
+        uploads.open({name: UploadFile(name, 10, "0" * 64) for name in names})
     assert caught.value.code == "invalid_files"
 
 
 @pytest.mark.parametrize(
-    "spec", [FileSpec(0, "0" * 64), FileSpec(1, "0" * 63), FileSpec(1, "G" * 64)]
+    "spec",
+    [UploadFile("a", 0, "0" * 64), UploadFile("a", 1, "0" * 63), UploadFile("a", 1, "G" * 64)],
 )
 def test_a_declaration_needs_a_size_and_a_sha256(uploads, spec):
     with pytest.raises(Invalid):
-        uploads.open({CONFIG_FILE: spec, WEIGHTS_FILE: FileSpec(1, "0" * 64)})
+        uploads.open({CONFIG_FILE: spec, WEIGHTS_FILE: UploadFile("a", 1, "0" * 64)})
 
 
 @pytest.mark.parametrize(
@@ -65,10 +66,11 @@ def test_a_declaration_needs_a_size_and_a_sha256(uploads, spec):
     [(CONFIG_FILE, 65_536), (WEIGHTS_FILE, 2 << 30), *TOKENIZER_FILES.items()],
 )
 def test_a_declared_size_over_the_limit_is_too_large(uploads, name, limit_bytes):
-    files = dict.fromkeys((CONFIG_FILE, WEIGHTS_FILE, *TOKENIZER_FILES), FileSpec(1, "0" * 64))
-    files[name] = FileSpec(limit_bytes, "0" * 64)
+    names = CONFIG_FILE, WEIGHTS_FILE, *TOKENIZER_FILES
+    files = {each: UploadFile(each, 1, "0" * 64) for each in names}
+    files[name] = UploadFile(name, limit_bytes, "0" * 64)
     assert uploads.open(files).files.keys() == files.keys()
-    files[name] = FileSpec(limit_bytes + 1, "0" * 64)
+    files[name] = UploadFile(name, limit_bytes + 1, "0" * 64)
     with pytest.raises(TooLarge, match=name):
         uploads.open(files)
 

@@ -20,7 +20,7 @@ from registry.uploads.opening import NewUpload
 from registry.uploads.parts import SentPart, put_part
 from registry.uploads.proof import Proof
 from registry.uploads.proving import claim_proofs, finish_proof
-from registry.uploads.rows import FileSpec, Upload
+from registry.uploads.rows import Upload, UploadFile
 from registry.uploads.rules import RegistryLimits
 from tests.registry.factories import Clock, InProcessValidator, declare, sha256
 
@@ -44,7 +44,7 @@ class Uploads:
 
     def open(
         self,
-        files: Mapping[str, bytes] | Mapping[str, FileSpec],
+        files: Mapping[str, bytes] | Mapping[str, UploadFile],
         conn: Connection | None = None,
         *,
         limits: RegistryLimits | None = None,
@@ -175,7 +175,7 @@ def new_upload(
 ) -> NewUpload:
     """files: contents, or what is declared of them."""
     specs = {
-        filename: it if isinstance(it, FileSpec) else declare({filename: it})[filename]
+        filename: it if isinstance(it, UploadFile) else declare({filename: it})[filename]
         for filename, it in files.items()
     }
     return NewUpload(tenant_id, "key-1", name, specs, **fields)

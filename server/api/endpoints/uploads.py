@@ -30,9 +30,9 @@ from registry.uploads.rows import (
     GATEWAY,
     OPEN,
     PRESIGNED,
-    FileSpec,
     Transfer,
     Upload,
+    UploadFile,
 )
 from registry.uploads.rules import RegistryLimits
 from server.api import errors
@@ -102,8 +102,8 @@ class _NewFiles(BodyFields):
     transfer: Transfer = GATEWAY
     base_model: _BaseName | None = None
 
-    def specs(self) -> dict[str, FileSpec]:
-        return {name: FileSpec(file.size_bytes, file.sha256) for name, file in self.files.items()}
+    def declared(self) -> dict[str, UploadFile]:
+        return {name: UploadFile(name, it.size_bytes, it.sha256) for name, it in self.files.items()}
 
 
 class _Proof(BodyFields):
@@ -227,7 +227,7 @@ async def create_upload(
         template = await asyncio.to_thread(checked_template, given, "response_template")
     new = context.new(
         name,
-        files=body.specs(),
+        files=body.declared(),
         alias=body.alias,
         transfer=body.transfer,
         response_template=template,
@@ -251,7 +251,9 @@ async def create_dry_run(
     body: Annotated[_NewFiles, json_body(_NewFiles)],
 ) -> UploadAnswer:
     """Begin an upload that is only checked: its completion shows a passport and stores nothing."""
-    new = context.new(None, files=body.specs(), transfer=body.transfer, base_model=body.base_model)
+    new = context.new(
+        None, files=body.declared(), transfer=body.transfer, base_model=body.base_model
+    )
     upload = await context.database.write(
         lambda conn: upload_opening.open_upload(
             conn, new, context.catalog, context.storage, context.limits, now_ms()
