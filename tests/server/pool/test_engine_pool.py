@@ -12,7 +12,14 @@ import pytest
 from engine.errors import EngineAwayError, EngineDeadError, EngineDied
 from engine.wire.client import EngineClient
 from engine.wire.endpoint import Endpoint
-from engine.wire.messages import EngineStats, ForgetDrafts, RequestOutput, TenantService, Welcome
+from engine.wire.messages import (
+    EngineStats,
+    ForgetDrafts,
+    RequestOutput,
+    Residency,
+    TenantService,
+    Welcome,
+)
 from server.pool.control_files import Member
 from server.pool.engine_pool import EnginePool
 from server.pool.prefix_table import CHUNK_TOKENS, marks_of
@@ -94,24 +101,6 @@ def pool(tmp_path):
         pool.kill(name)
 
 
-@pytest.fixture(scope="module")
-def two_engines(tmp_path_factory):
-    """The engines a and b, which outlive the tests that end none of them."""
-    pool = Pool(tmp_path_factory.mktemp("two"))
-    pool.start("a", "b", step_s=0.01)
-    yield pool
-    for name in pool.processes:
-        pool.kill(name)
-
-
-@pytest.fixture
-def pair(two_engines):
-    """A gateway of its own for the test, on the two engines."""
-    pool = Pool(two_engines.folder)
-    pool.members = list(two_engines.members)
-    return pool
-
-
 @asynccontextmanager
 async def gateway(pool, *names):
     await pool.engines.start()
@@ -120,27 +109,6 @@ async def gateway(pool, *names):
         yield pool.engines
     finally:
         await pool.engines.close()
-
-
-async def test_requests_at_once_are_spread_and_each_gets_its_own_tokens(pair):
-    async with gateway(pair, "a", "b"):
-        messages = [make_message(f"r{i}", 5 + i, 30) for i in range(20)]
-        answers = await asyncio.gather(*map(pair.ask, messages))
-        assert [tokens for _, tokens in answers] == [expected_tokens(m) for m in messages]
-        counts = [[name for name, _ in answers].count(name) for name in ("a", "b")]
-        assert min(counts) >= 8, counts
-
-
-async def test_requests_on_an_adapter_go_where_it_is(pair):
-    async with gateway(pair, "a", "b"):
-        adapters = [make_adapter(f"ad{n}") for n in range(12)]
-        homes = {}
-        for turn in range(3):
-            for adapter in adapters:
-                message = make_message(f"r{turn}-{adapter.adapter_id}", 5, 3, adapter)
-                name, _ = await pair.ask(message)
-                assert homes.setdefault(adapter.object_key, name) == name
-        assert set(homes.values()) == {"a", "b"}
 
 
 async def test_a_killed_engine_ends_its_own_requests_only_and_comes_back_with_nothing_cached(pool):
@@ -280,6 +248,21 @@ async def test_a_long_prompt_goes_where_its_beginning_was_computed():
         assert set(homes) == {"a", "b"}
         for turn in (2, 3):
             assert [await ask(turn, number) for number in range(len(prompts))] == homes
+
+
+async def test_requests_on_an_adapter_go_to_its_home_or_where_it_is_and_others_where_few_are():
+    adapter = replace(make_adapter("a"), size_bytes=10**9)
+    here = Residency(object_key=adapter.object_key, digest="", tier="device", size_bytes=1)
+    async with fakes("a", "b") as pool:
+        asked = [make_message(f"n{i}", 5, 3, adapter) for i in range(20)]
+        assert len({pool.engines.route(message).name for message in asked}) == 1
+        pool.running.add(RunningRequest("a crowd", "t", 40, 1, False, "a"))
+        assert pool.routed() == {"b"}
+        pool.running.remove(pool.running.find("a crowd"))
+        for name, client in pool.clients.items():
+            client.residency = {adapter.object_key: here}
+            assert pool.engines.route(asked[0]).name == name
+            client.residency = {}
 
 
 async def test_who_was_not_there_did_not_die_of_a_request_and_another_is_named_for_it():
