@@ -18,6 +18,7 @@ from server.billing.tables import entries, holds
 from server.database.clock import now_ms
 from server.inference.routes import Routes
 from server.limits.memory import MemoryLimiter
+from server.pool.suspects import Suspected
 from tests.registry.rows import add_version
 from tests.server.factories import ENGINE, NOW_MS, make_end
 from tests.server.fake_engines import FakeEngines
@@ -103,7 +104,7 @@ class JournaledEngines(FakeEngines):
                 return
             for said in self.gives[self.model_of(request)](request):
                 if isinstance(said, BaseException):
-                    is_refused = isinstance(said, RequestRefused)
+                    is_refused = isinstance(said, RequestRefused | Suspected)
                     raise said
                 last = said
                 take(said)

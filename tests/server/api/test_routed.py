@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.errors import EngineDeadError, RequestRefused
 from engine.wire.messages import AddRequest, RequestOutput
 from server.api.serving import Serving
+from server.pool.suspects import Suspected
 from tests.server.factories import Clock
 from tests.server.in_process import InProcess, User
 from tests.server.routed_world import (
@@ -186,6 +187,7 @@ GIVES: dict[str, Give] = {
     "unlikely": answer(WEAK),
     "breaks off": answer(-0.1, then=EngineDeadError("it died")),
     "full": fail(RequestRefused("queue_full")),
+    "suspected": fail(Suspected(2.0)),
     "dead": fail(EngineDeadError("it died")),
     "late": end_at_once(finish_reason="length", stop_cause="first_token_timeout"),
     "damaged": end_at_once(finish_reason="error", stop_cause="adapter_corrupt"),
@@ -193,8 +195,8 @@ GIVES: dict[str, Give] = {
     "not invoked": end_at_once(finish_reason="error", stop_cause="adapter_not_invoked"),
 }
 WORDS = {
-    "full": "overloaded", "dead": "unavailable", "late": "late", "damaged": "missing",
-    "broken": "failed", "not invoked": "refused",
+    "full": "overloaded", "suspected": "unavailable", "dead": "unavailable", "late": "late",
+    "damaged": "missing", "broken": "failed", "not invoked": "refused",
 }  # fmt: skip
 
 
@@ -212,7 +214,7 @@ def told_by_the_rules(strategy: str, models: Sequence[str]) -> Told:
     told = Told()
     for number, gives in enumerate(models, start=1):
         is_judged = strategy == "cascade" and number < len(models)
-        if gives != "full":  # the engine never had that one
+        if gives not in ("full", "suspected"):  # no engine ever had those
             told.paid[str(number)] = gives in ("good", "unlikely")
         if is_judged and gives in ("unlikely", "breaks off"):
             told.words.append("weak" if gives == "unlikely" else "unavailable")
@@ -238,8 +240,8 @@ def told_by_the_rules(strategy: str, models: Sequence[str]) -> Told:
 @example(strategy="cascade", models=["unlikely", "breaks off"], stream=True)
 @example(strategy="cascade", models=["unlikely", "full"], stream=True)
 @example(strategy="cascade", models=["unlikely", "full"], stream=False)
-@example(strategy="fallback", models=["full", "dead", "late", "damaged", "good"], stream=False)
-@example(strategy="fallback", models=["broken", "not invoked", "good"], stream=True)
+@example(strategy="fallback", models=["full", "suspected", "dead", "late", "good"], stream=False)
+@example(strategy="fallback", models=["broken", "damaged", "not invoked", "good"], stream=True)
 @example(strategy="cascade", models=["unlikely", "good"], stream=True)
 @settings(max_examples=25, deadline=None)
 def test_client_and_bill_get_what_the_rules_say_whatever_each_model_does(

@@ -36,7 +36,12 @@ def ended(cause: Any, error: str = WORDS, wait_s: float | None = None) -> Reques
         (ended("adapter_too_large"), Invalid, "adapter_too_large", "model"),
         (ended("request_too_long"), Invalid, "request_too_long", "prompt"),
         (ended("adapter_not_invoked"), Invalid, "adapter_not_invoked", "prompt"),
-        (ended("first_token_timeout"), Overloaded, "first_token_timeout", 1.0),
+        (
+            ended("first_token_timeout")._replace(finish_reason="length"),
+            Overloaded,
+            "first_token_timeout",
+            1.0,
+        ),
         (ended("gateway_lost"), Unavailable, "engine_unavailable", 1.0),
         (ended("engine_failure"), Failed, "internal_error", None),
         (ended("engine_failure", NOT_METERED), Unavailable, "metering_unavailable", 1.0),
