@@ -12,24 +12,11 @@ from server.accounts.keys import change_key, revoke_key, rotate_key
 from server.accounts.tenants import TenantLimits, set_limits, suspend_tenant
 from server.billing.budgets import HAS_HARD_BUDGET
 from server.database.expiring_cache import TTL_S
-from tests.server.factories import NOW_MS, PEPPER, make_key, make_tenant
+from tests.server.factories import NOW_MS, PEPPER, Clock, make_key, make_tenant
 
 
 def make_identities(database, **options):
     return Identities(database, PEPPER, has_hard_budget=HAS_HARD_BUDGET, **options)
-
-
-class Clock:
-    """Clock of both gateways: wall time in Unix milliseconds, and monotonic time in seconds."""
-
-    def __init__(self):
-        self.passed_s = 0.0
-
-    def now_ms(self):
-        return NOW_MS + int(self.passed_s * 1000)
-
-    def monotonic(self):
-        return self.passed_s
 
 
 class CountingDatabase:
@@ -66,7 +53,7 @@ def tenant(database):
 @pytest.fixture
 def gateways(counting, clock):
     """The identities of two gateways, called here and there."""
-    times = {"now_ms": clock.now_ms, "monotonic": clock.monotonic}
+    times = {"now_ms": lambda: NOW_MS + int(clock.now * 1000), "monotonic": clock}
     return make_identities(counting, **times), make_identities(counting, **times)
 
 
@@ -104,9 +91,9 @@ async def test_what_ends_a_key_here_ends_it_at_once_and_there_within_two_seconds
     await database.write(lambda conn: end(conn, tenant, key))
     here.forget(tenant.tenant_id)
     assert await is_refused(here, plaintext, error)
-    clock.passed_s = TTL_S - 0.001
+    clock.now = TTL_S - 0.001
     assert not await is_refused(there, plaintext)
-    clock.passed_s = TTL_S
+    clock.now = TTL_S
     assert await is_refused(there, plaintext, error)
 
 
@@ -114,9 +101,9 @@ async def test_a_remembered_key_expires_to_the_millisecond(
     database, gateways, clock, counting, tenant
 ):
     _, plaintext = make_key(database, tenant, expires_at_ms=NOW_MS + 1000)
-    clock.passed_s = 0.999
+    clock.now = 0.999
     assert not await is_refused(gateways[0], plaintext)
-    clock.passed_s = 1.0
+    clock.now = 1.0
     assert await is_refused(gateways[0], plaintext)
     assert counting.num_reads == 1
 
@@ -130,7 +117,7 @@ async def test_changed_rights_and_limits_reach_the_other_gateway(database, gatew
     await database.write(lambda c: change_key(c, tenant_id, key.key_id, changes, now_ms=NOW_MS))
     limits = TenantLimits(requests_per_minute=7)
     await database.write(lambda c: set_limits(c, tenant_id, limits, now_ms=NOW_MS))
-    clock.passed_s = TTL_S
+    clock.now = TTL_S
     identity = await there.of(plaintext)
     assert identity.scopes == {"usage:read"}
     assert [limit.amount for limit in identity.limits] == [7]
@@ -196,7 +183,7 @@ async def test_no_more_are_remembered_than_the_limit_and_none_in_the_clear(
 ):
     tenants = [make_tenant(database, f"t{number}") for number in range(3)]
     plaintexts = [make_key(database, tenant)[1] for tenant in tenants]
-    gateway = make_identities(counting, monotonic=clock.monotonic, max_identities=2)
+    gateway = make_identities(counting, monotonic=clock, max_identities=2)
     for plaintext in plaintexts:
         await gateway.of(plaintext)
     entries = gateway._identities._entries
