@@ -18,7 +18,6 @@ from engine.errors import EngineDeadError
 from engine.wire.delivery import Take
 from engine.wire.messages import AddRequest, RequestOutput
 from registry.errors import Damaged, Fault, Invalid, Overloaded, QuotaExceeded, TimedOut
-from server.accounts.keys import create_key
 from server.api import recordings
 from server.api.errors import answer_of
 from server.billing.tables import holds
@@ -36,7 +35,6 @@ from server.inference.idempotency import (
 )
 from server.inference.tables import idempotency_keys
 from tests.server.asgi_caller import Caller
-from tests.server.factories import NOW_MS, make_tenant
 from tests.server.fake_engines import FakeEngines, make_welcome
 from tests.server.in_process import InProcess, User
 
@@ -258,9 +256,13 @@ def send(user: User, body: dict[str, Any], key: str = "k", path: str = "completi
     return user.call("POST", f"/v1/{path}", body, {KEY: key})
 
 
-def num_holds(user: User) -> int:
-    count = sa.select(sa.func.count()).where(holds.c.tenant_id == user.tenant_id)
+def num_rows(user: User, table: sa.Table) -> int:
+    count = sa.select(sa.func.count()).where(table.c.tenant_id == user.tenant_id)
     return user.product.gateway.database.read_sync(lambda conn: conn.scalar(count))
+
+
+def num_holds(user: User) -> int:
+    return num_rows(user, holds)
 
 
 @pytest.mark.parametrize("body", [TEXT, STREAM], ids=["whole", "stream"])
@@ -299,14 +301,6 @@ def test_a_key_is_short_and_printable(user: User, key: str) -> None:
     assert send(user, TEXT, key="k" * 255).status_code == 200
 
 
-def _has_key(user: User) -> bool:
-    query = sa.select(idempotency_keys).where(idempotency_keys.c.tenant_id == user.tenant_id)
-    return (
-        user.product.gateway.database.read_sync(lambda conn: conn.execute(query).first())
-        is not None
-    )
-
-
 @pytest.mark.parametrize("body", [TEXT, STREAM], ids=["whole", "stream"])
 def test_an_error_is_replayed_if_it_would_come_again_and_else_lets_go_of_the_key(
     user: User, body: dict[str, Any]
@@ -336,14 +330,8 @@ def test_an_answer_that_is_too_long_is_not_kept_and_its_receipt_is_named(
 
 
 def test_a_repeat_counts_as_a_request_and_takes_no_tokens(product: InProcess) -> None:
-    database = product.gateway.database
     # A request needs 2 or 3 tokens of the prompt and 9 of the answer, so that one fits.
-    tenant = make_tenant(database, "limited", requests_per_minute=2, tokens_per_minute=14)
-    pepper = product.gateway.pepper
-    _, api_key = database.write_sync(
-        lambda conn: create_key(conn, tenant.tenant_id, "a key", pepper, now_ms=NOW_MS)
-    )
-    user = User(product, tenant.tenant_id, "limited", api_key)
+    user = product.user(requests_per_minute=2, tokens_per_minute=14)
     assert [send(user, TEXT).status_code for _ in range(3)] == [200, 200, 429]
 
 
@@ -476,7 +464,7 @@ async def test_a_gateway_that_stops_lets_go_and_nobody_pays_for_half_an_answer(
     request_id = user.product.engines.asked[0].request_id
     hold = sa.select(holds.c.failed_at_ms).where(holds.c.request_id == request_id)
     assert user.product.gateway.database.read_sync(lambda conn: conn.scalar(hold)) is not None
-    assert not _has_key(user)
+    assert num_rows(user, idempotency_keys) == 0
 
 
 # ---- recordings ----
