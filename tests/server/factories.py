@@ -4,6 +4,7 @@ from engine.wire.records import EndRecord, JournalRecords, ResidencyRecord
 from server.accounts.keys import ApiKey, create_key
 from server.accounts.tenants import STANDARD, Tenant, TenantLimits, create_tenant
 from server.billing import ledger
+from server.billing.budgets import Budget, BudgetKind, Enforcement, set_budget
 from server.billing.holds import Hold, insert_hold
 from server.billing.prices import Price, ensure_price
 from server.billing.rating import amount_nanousd
@@ -46,6 +47,18 @@ def make_key(database: Database, tenant: Tenant, **options: object) -> tuple[Api
 
 def make_price(database: Database) -> Price:
     return database.write_sync(lambda c: ensure_price(c, NOW_MS))
+
+
+def limit_budget(
+    database: Database,
+    tenant_id: str,
+    amount_nanousd: int,
+    kind: BudgetKind = "monthly",
+    enforcement: Enforcement = "hard",
+) -> None:
+    what = {"tenant_id": tenant_id, "kind": kind, "enforcement": enforcement}
+    budget = Budget(**what, amount_nanousd=amount_nanousd)
+    database.write_sync(lambda conn: set_budget(conn, budget, now_ms=NOW_MS))
 
 
 def make_hold(price: Price, request_id: str = "r1", **fields: object) -> Hold:

@@ -8,14 +8,13 @@ import pytest
 
 from engine.wire.messages import AddRequest, RequestOutput
 from server.accounts.tenants import set_details
-from server.billing.budgets import Budget, set_budget
 from server.billing.prices import ensure_price
 from server.billing.rating import amount_nanousd
 from server.pool.suspects import fingerprint
 from server.tools.built_in import BUILT_IN
 from server.tools.dialect import Dialect
 from tests.server.bases import change_base
-from tests.server.factories import NOW_MS
+from tests.server.factories import NOW_MS, limit_budget
 from tests.server.fake_engines import MAX_MODEL_LEN
 from tests.server.scripted_product import (
     CHAT,
@@ -103,10 +102,7 @@ def test_a_hard_budget_has_to_pay_for_a_token_of_each_prompt_of_a_list(scripted:
     price = database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
     needed = amount_nanousd(4, 0, 3, price)
     for amount, status in ((needed - 1, 429), (needed, 200)):
-        budget = Budget(
-            tenant_id=scripted.tenant_id, kind="monthly", enforcement="hard", amount_nanousd=amount
-        )
-        database.write_sync(lambda conn, budget=budget: set_budget(conn, budget, now_ms=NOW_MS))
+        limit_budget(database, scripted.tenant_id, amount)
         assert scripted.text(prompt=prompts).status_code == status
     assert scripted.hold().token_lease == 3
 

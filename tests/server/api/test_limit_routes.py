@@ -10,7 +10,6 @@ from engine.wire.delivery import Take
 from engine.wire.messages import AddRequest, LeaseLow
 from server.accounts.auth import SCOPES
 from server.billing.base_revisions import name_base
-from server.billing.budgets import Budget, set_budget
 from server.billing.holds import get_hold
 from server.database.database import LedgerUnavailable
 from server.inference.limit_refusals import RefusingLimit
@@ -21,7 +20,7 @@ from server.limits.learned import FIRST_GUESS
 from server.limits.memory import MemoryLimiter
 from server.pool.running import Running, RunningRequest
 from tests.registry.rows import add_version
-from tests.server.factories import NOW_MS, make_price
+from tests.server.factories import NOW_MS, limit_budget, make_price
 from tests.server.fake_engines import FakeEngines
 from tests.server.in_process import InProcess, User, with_engines
 
@@ -51,17 +50,6 @@ def with_adapter(user: User, name: str = "pirate", **limits: int) -> User:
     if limits:
         assert user.call("PUT", f"/v1/adapters/{name}/limits", limits).status_code == 200
     return user
-
-
-def limit_budget(user: User, amount_nanousd: int) -> None:
-    budget = Budget(
-        tenant_id=user.tenant_id,
-        kind="monthly",
-        enforcement="hard",
-        amount_nanousd=amount_nanousd,
-    )
-    database = user.product.gateway.database
-    database.write_sync(lambda c: set_budget(c, budget, now_ms=NOW_MS))
 
 
 def limits_of(user: User) -> dict[tuple[str, str], dict[str, Any]]:
@@ -244,7 +232,7 @@ def test_refusals_are_counted_by_the_kind_of_limit(product: InProcess) -> None:
     user = user_of(product, requests_per_minute=1)
     assert [user.complete("base").status_code for _ in range(3)] == [200, 429, 429]
     poor = user_of(product)
-    limit_budget(poor, 1)
+    limit_budget(product.gateway.database, poor.tenant_id, 1)
     assert poor.complete("base").status_code == 429
     rises = {limit: count - before[limit] for limit, count in counted().items()}
     kinds = {"requests_per_minute": 2, "budget": 1}
@@ -253,7 +241,7 @@ def test_refusals_are_counted_by_the_kind_of_limit(product: InProcess) -> None:
 
 def test_a_refused_budget_charges_no_limit(product: InProcess) -> None:
     user = user_of(product, requests_per_minute=5)
-    limit_budget(user, 1)
+    limit_budget(product.gateway.database, user.tenant_id, 1)
     refused = user.complete("base")
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
     assert refused.headers["x-should-retry"] == "false"
@@ -305,7 +293,7 @@ def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess)
     price = make_price(gateway.database)
     prompt = 3 * price.prompt_nanousd
     budget = 400 * price.completion_nanousd + prompt
-    limit_budget(user, budget)
+    limit_budget(gateway.database, user.tenant_id, budget)
     answer = user.call("POST", "/v1/completions", {"model": "base", "prompt": [5, 6, 7],
     "max_tokens": 480})  # fmt: skip
     assert answer.status_code == 200
@@ -346,7 +334,7 @@ def test_holds_of_other_requests_are_said_to_be_the_reason_and_when_to_come_agai
 ) -> None:
     user = user_of(product)
     price = make_price(product.gateway.database)
-    limit_budget(user, 40 * price.completion_nanousd)
+    limit_budget(product.gateway.database, user.tenant_id, 40 * price.completion_nanousd)
     while (answer := user.complete("base", max_tokens=None)).status_code == 200:
         continue  # no settler runs here, so holds stay open
     error = answer.json()["error"]

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from server.billing.budgets import Budget, set_budget
 from server.limits.memory import MemoryLimiter
 from server.pool.control_files import WantedEngines
 from server.pool.keeper import Keeper, KeeperConfig
 from tests.server.bases import change_base
-from tests.server.factories import NOW_MS
+from tests.server.factories import NOW_MS, limit_budget
 from tests.server.in_process import InProcess
 
 CONFIG = KeeperConfig(model="base", sleep_after_s=60.0, wake_timeout_s=0.0)
@@ -57,8 +56,7 @@ def over_its_limit(product):
 
 def without_money(product):
     user = product.user("poor")
-    budget = Budget(tenant_id=user.tenant_id, kind="monthly", enforcement="hard", amount_nanousd=9)
-    product.gateway.database.write_sync(lambda c: set_budget(c, budget, now_ms=NOW_MS))
+    limit_budget(product.gateway.database, user.tenant_id, 9)
     return user, {}
 
 

@@ -11,7 +11,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from server.billing.budgets import Budget, set_budget
 from server.billing.usage import UsageSum
 from server.console.budgets import forecast_of
 from server.console.days import DAY_MS, quick_ranges
@@ -21,6 +20,7 @@ from server.text.times import day_of
 from tests.server.console.browsing import SignIn, Visitor, shown
 from tests.server.console.test_bill import pay
 from tests.server.export_ledger import use
+from tests.server.factories import limit_budget
 from tests.server.in_process import ADMIN_KEY, InProcess, User
 
 LAST_MS = now_ms() // DAY_MS * DAY_MS - DAY_MS // 2
@@ -171,10 +171,7 @@ def test_a_link_in_the_table_narrows_the_page_to_one_model(
 def test_a_budget_is_shown_with_what_is_left_and_when_it_ends(
     product: InProcess, acme: User, signed_in: SignIn
 ) -> None:
-    budget = Budget(
-        tenant_id=acme.tenant_id, kind="monthly", enforcement="hard", amount_nanousd=10**10
-    )
-    product.gateway.database.write_sync(lambda c: set_budget(c, budget, now_ms=now_ms()))
+    limit_budget(product.gateway.database, acme.tenant_id, 10**10)
     page = signed_in(acme).get("/console").text
     assert "$10.00</strong> left of $10.00" in page
     assert "Nothing was spent in the last 7 days." in page

@@ -13,11 +13,10 @@ from engine.errors import EngineAwayError
 from engine.wire.messages import AddRequest
 from registry.errors import Overloaded
 from registry.ref import AdapterRef
-from server.billing.budgets import Budget, set_budget
 from server.inference.encoders import Encoders
 from server.limits.memory import MemoryLimiter
 from tests.registry.publishing import publish
-from tests.server.factories import NOW_MS
+from tests.server.factories import NOW_MS, limit_budget
 from tests.server.fake_engines import FakeEngine, FakeEngines
 from tests.server.in_process import InProcess, User
 
@@ -73,10 +72,7 @@ def fail(user: User, step: str) -> None:
     if step == "encode":
         product.gateway = replace(product.gateway, encoders=Full())
     elif step == "hold":
-        budget = Budget(
-            tenant_id=user.tenant_id, kind="monthly", enforcement="hard", amount_nanousd=9
-        )
-        product.gateway.database.write_sync(lambda conn: set_budget(conn, budget, now_ms=NOW_MS))
+        limit_budget(product.gateway.database, user.tenant_id, 9)
         product.gateway.identities.forget(user.tenant_id)
     else:
         product.engines.fails_at = step

@@ -18,7 +18,7 @@ from registry.errors import Invalid
 from server.accounts.auth import ADMIN, INFERENCE
 from server.billing import budgets, ledger
 from server.billing.budget_watch import EXHAUSTED, REACHED, BudgetWatch
-from server.billing.budgets import Budget, BudgetExhausted
+from server.billing.budgets import BudgetExhausted
 from server.billing.credits import post_credit
 from server.billing.holds import insert_hold
 from server.billing.months import end_of, month_of
@@ -40,6 +40,7 @@ from tests.server.factories import (
     NOW_MS,
     PEPPER,
     SIGNER,
+    limit_budget,
     make_end,
     make_hold,
     make_price,
@@ -270,10 +271,7 @@ class Told:
         self.tenant_id = hook(self.database, "https://hooks.example/").tenant_id
 
     def limit(self, kind, enforcement, amount):
-        budget = Budget(
-            tenant_id=self.tenant_id, kind=kind, enforcement=enforcement, amount_nanousd=amount
-        )
-        self.database.write_sync(lambda c: budgets.set_budget(c, budget, now_ms=NOW_MS))
+        limit_budget(self.database, self.tenant_id, amount, kind, enforcement)
 
     def use(self):
         """Post a request of 7 prompt and 5 completion tokens, which costs 4,050 nano-dollars."""
