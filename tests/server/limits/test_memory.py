@@ -71,18 +71,6 @@ def test_of_several_reached_limits_the_one_that_takes_longest_is_named():
     assert [standing.remaining for standing in caught.value.standings] == [5, 0, 0]
 
 
-def test_unused_tokens_come_back_and_overrun_is_owed():
-    caller = Caller()
-    caller.limiter.release(caller.acquire(REQUESTS, TOKENS, tokens=500), 100)
-    assert caller.standing(TOKENS).remaining == 500
-    assert caller.standing(REQUESTS).remaining == 5
-    caller.limiter.release(caller.acquire(TOKENS, tokens=500), 800)
-    assert caller.standing(TOKENS).remaining == 0
-    with pytest.raises(RateLimited) as caught:
-        caller.acquire(TOKENS, tokens=1)
-    assert caught.value.retry_after_ms == 30_100
-
-
 def test_a_check_charges_nothing_and_refuses_what_an_acquire_would():
     caller = Caller()
     for _ in range(3):
@@ -129,15 +117,6 @@ def test_no_window_admits_more_than_a_minutes_worth_and_its_refill(script, rando
 
 
 # ---- bounds ----
-
-
-def test_an_older_request_gets_no_more_back_because_of_a_newer_ones_refund():
-    caller = Caller()
-    slow = caller.acquire(TOKENS, tokens=500)
-    caller.now += 45_000
-    caller.limiter.release(caller.acquire(TOKENS, tokens=100), 50)
-    caller.limiter.release(slow, 0)
-    assert caller.standing(TOKENS).remaining == 550
 
 
 def test_only_idle_limits_are_forgotten():
