@@ -18,23 +18,7 @@ IDS = [5, 9, 100, 31]
 VOCAB = 292
 NEW = [VOCAB, VOCAB + 1, VOCAB + 2]
 PROMPTS = [[5, 7, 9, 200, 1], [30, 31, 5, 100, 7]]
-TOKENS = {"embed_tokens": [5, 7, 200], "lm_head": [5, 7, 200]}
 ENDS = ["embed_tokens", "lm_head"]
-CASES = {
-    "tokens": {"trainable_token_indices": [5, 7, 200]},
-    "tokens of the head": {"trainable_token_indices": {"lm_head": [5, 100]}},
-    "the same tokens of both": {"trainable_token_indices": TOKENS},
-    "other tokens of both": {"trainable_token_indices": TOKENS | {"lm_head": [100, 5]}},
-    "tokens beside LoRA of the head": {
-        "trainable_token_indices": [5, 7], "target_modules": ["q_proj", "lm_head"],
-    },
-    "a saved embedding": {"modules_to_save": ["embed_tokens"]},
-    "a saved head": {"modules_to_save": ["lm_head"], "target_modules": ["q_proj", "embed_tokens"]},
-    "both saved": {"modules_to_save": ENDS},
-    "both saved as one": {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
-    "both changed in place": {},
-    "both changed in place below LoRA": {"target_modules": ["q_proj", *ENDS]},
-}  # fmt: skip
 RESIZED = {
     "in place": {},
     "below LoRA of both": {"target_modules": ["q_proj", *ENDS]},
@@ -99,14 +83,6 @@ def world(request, tmp_path_factory):
     return World(tmp_path_factory.mktemp("rows"), tied=request.param)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_trained_rows_give_the_tokens_of_peft(world, tmp_path, case):
-    model = world.write(tmp_path / "adapter", CASES[case])
-    answers = world.tokens(world.add(tmp_path / "adapter"))
-    assert answers == [greedy(model, prompt, 8) for prompt in PROMPTS]
-    assert answers != world.tokens(None)
-
-
 @pytest.mark.parametrize("case", RESIZED)
 def test_added_tokens_are_read_and_said_as_by_peft(world, tmp_path, case):
     model = world.write(tmp_path / "adapter", RESIZED[case], num_added=3)
@@ -131,7 +107,7 @@ def test_rows_keep_their_bits_beside_adapters_that_add_tokens(tmp_path):
     world = World(tmp_path, tied=False, make_kernels=kernels)
     world.write(tmp_path / "two", RESIZED["in place"], num_added=2)
     world.write(tmp_path / "one", RESIZED["below LoRA of both"], num_added=1)
-    world.write(tmp_path / "none", CASES["both changed in place"])
+    world.write(tmp_path / "none", RESIZED["in place"])
     two, one, none = (world.add(tmp_path / name) for name in ("two", "one", "none"))
     asked = {"logprobs": 5, "prompt_logprobs": 3}
     together = world.run([PROMPTS[0]] * 5, [None, two, none, one, two], **asked)
@@ -163,7 +139,7 @@ def test_what_a_request_asks_of_added_tokens_holds_for_its_adapter_alone(world, 
 
 
 def test_a_token_that_an_adapter_does_not_add_reads_as_zeros(world, tmp_path):
-    world.write(tmp_path / "adapter", CASES["both changed in place"])
+    world.write(tmp_path / "adapter", RESIZED["in place"])
     world.write(tmp_path / "one", RESIZED["in place"], num_added=1)
     adapters = [None, *(world.add(tmp_path / name) for name in ("adapter", "one"))]
     first, other = (world.run([[5, token, 9]] * 3, adapters) for token in NEW[1:])

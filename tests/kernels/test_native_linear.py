@@ -185,9 +185,3 @@ def test_what_is_not_finite_stays_so_in_its_row_and_only_there(rounding, bad, pl
 def test_a_row_of_zeros_is_the_bias(rounding):
     layer, _, bias = make(64, 50, rounding)
     assert torch.equal(layer(torch.zeros(3, 64)), bias.expand(3, 50))
-
-
-def test_rows_of_the_packed_weight_are_the_weights_own():
-    layer, weight, _ = make(33, 131, None)
-    ids = torch.tensor([0, 47, 48, 130, 5, 5])
-    assert torch.equal(layer.rows(ids), weight[ids])

@@ -14,9 +14,6 @@ from lora.errors import AdapterError
 from registry.storage.free_space import FreeSpace, Volume
 from tests.registry.fake_disk import FakeDisk
 
-LATER = 4_000_000_000
-"""Time in the future, in seconds, later than everything that these tests do."""
-
 
 @pytest.fixture
 def make_cache(tmp_path):
@@ -55,15 +52,6 @@ def names(cache):
 
 def use_at(cache, name, seconds):
     os.utime(path_of(cache, name), (seconds, seconds))
-
-
-def test_the_least_recently_used_goes_first(make_cache):
-    cache = make_cache(350)
-    for name, seconds in (("a", 3), ("b", 1), ("c", 2)):
-        store(cache, name, 100)
-        use_at(cache, name, LATER + seconds)
-    store(cache, "d", 100)
-    assert names(cache) == {"a", "c", "d"}
 
 
 def test_what_the_engine_has_opened_stays(make_cache):

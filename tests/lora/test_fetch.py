@@ -15,7 +15,7 @@ from lora.disk_cache import DiskCache, packed_path
 from lora.download import Downloader
 from lora.fetch import Fetcher, Order
 from lora.host import read_packed
-from lora.layout import Layout, ModelShape
+from lora.layout import Layout
 from lora.packed import PackedForm
 from registry.storage.storage import LocalStorage
 from tests.faulty_s3 import CREDENTIALS, faulty_s3
@@ -147,13 +147,6 @@ def test_a_store_that_never_answers_is_given_up_in_time(s3, wire):
     assert (answer["kind"], answer["error"]) == ("unavailable", "the store was too slow")
     s3.clear()
     assert fetch(wire, ref)["kind"] is None
-
-
-def test_an_object_of_another_base_model_is_incompatible(s3, fetcher, wire):
-    wider = ModelShape(2, 128, 160, 4, 2, 16)
-    ref = put_object(s3, "wider", make_object(next(_seeds), shape=wider))
-    assert fetch(wire, ref)["kind"] == "incompatible"
-    assert not [name for name in fetcher.files() if "draft" in name]
 
 
 def test_an_object_larger_than_the_cache_is_too_large_without_a_byte(s3, wire):

@@ -139,14 +139,6 @@ def test_unpacked_work_is_views_of_the_packed_ints_in_which_float64_is_aligned(c
     assert work.uniform.tolist() == [sampler.uniform(0, 2)] * count
 
 
-def test_of_equal_logprobs_the_lower_token_is_named_first():
-    logits = torch.zeros(2, VOCAB)
-    logits[0, [100, 50, 7]] = torch.tensor([2.0, 2.0, 1.0])
-    _, named = chosen(logits, [make_row(logprobs=5, temperature=0.0)] * 2)
-    assert [token for token, _ in named[0].top] == [50, 100, 7, 0, 1]
-    assert [token for token, _ in named[1].top] == [0, 1, 2, 3, 4]
-
-
 def test_a_row_with_bad_logits_fails_alone_and_has_no_logprobs():
     row = make_row(logprobs=1, top_p=0.5, presence_penalty=1.0, output=(7,), seed=3)
     limits = SamplingParams(max_tokens=9, logprobs=1, allowed_token_ids=(1, 2))
