@@ -211,25 +211,6 @@ def test_pins_take_no_more_than_their_share():
 # ---- failures ----
 
 
-@pytest.mark.parametrize("kind", ["unavailable", "missing", "corrupt"])
-def test_a_failure_is_remembered_for_a_while(kind):
-    manager, loader = make_manager()
-    ref = make_adapter()
-    loader.failures[ref.object_key, "disk"] = Failure(kind, "why")
-    manager.join(ref, make_waiter())
-    bring_to_host(manager)
-    assert manager.wait(ref.object_key) == Failure(kind, "why")
-    assert manager.retry_after_s(ref.object_key) == 1
-    manager.clock.now += 0.9
-    assert manager.wait(ref.object_key) is not None
-    assert loader.num_fetches == 1
-    manager.clock.now += 0.2
-    loader.failures.clear()
-    assert manager.wait(ref.object_key) is None
-    bring_to_host(manager)
-    assert tier(manager, ref) == "host"
-
-
 def test_what_becomes_of_one_tenants_object_is_nothing_to_anothers_equal_one():
     manager, loader = make_manager()
     lost, kept = make_adapter("same", tenant_id="a"), make_adapter("same", tenant_id="b")

@@ -19,16 +19,10 @@ EMBEDDING = "base_model.model.model.embed_tokens"
 @pytest.mark.parametrize(
     ("writer", "given", "name"),
     [
-        ("PEFT, TRL, LLaMA-Factory, ms-swift, Unsloth, torchtune, Megatron-Bridge", A0, A0),
-        ("PEFT's state dict", f"base_model.model.model.{Q0}.lora_A.default.weight", A0),
         ("PEFT's state dict", f"{EMBEDDING}.lora_embedding_A.sales", EMBEDDING_A),
         ("PEFT of an adapter called lora", f"base_model.model.model.{Q0}_A.weight", A0),
         ("PEFT of an adapter called lora", f"{EMBEDDING}_embedding_A", EMBEDDING_A),
-        ("transformers", f"model.{Q0}.lora_B.weight", B0),
-        ("transformers' AutoModel", f"base_model.model.{Q0}.lora_A.weight", A0),
         ("transformers' AutoModel", "base_model.model.embed_tokens.lora_embedding_A", EMBEDDING_A),
-        ("Axolotl, torch.compile", f"_orig_mod.base_model.model.model.{Q0}.lora_A.weight", A0),
-        ("Axolotl, torch.compile", f"base_model.model._orig_mod.model.{Q0}.lora_A.weight", A0),
         (
             "Axolotl, FSDP",
             "_fsdp_wrapped_module.base_model.model.model.layers.0._fsdp_wrapped_module."
@@ -36,8 +30,6 @@ EMBEDDING = "base_model.model.model.embed_tokens"
             A0,
         ),
         ("DDP", f"module.base_model.model.model.{Q0}.lora_A.weight", A0),
-        ("Unsloth, Gemma 3", f"base_model.model.model.language_model.{Q0}.lora_A.weight", A0),
-        ("ms-swift, Gemma 3", f"base_model.model.language_model.model.{Q0}.lora_A.weight", A0),
         ("PEFT, a text_model", f"base_model.model.model.text_model.{Q0}.lora_A.weight", A0),
         ("PEFT, Mistral 3", "base_model.model.language_model.lm_head.lora_A.weight", HEAD_A),
         ("PEFT, modules_to_save", f"{HEAD}.modules_to_save.default.weight", SAVED),
