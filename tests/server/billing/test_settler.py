@@ -23,19 +23,24 @@ from tests.server.factories import (
 
 
 class FakeEngine:
-    """A journal that answers as an engine's does. failures: raised by the first reads, in turn."""
+    """A journal that answers as an engine's does.
 
-    def __init__(self, engine_id=ENGINE):
+    ended: requests whose ends it has.   failures: raised by the first reads, in turn.
+    """
+
+    def __init__(self, *ended, engine_id=ENGINE, failures=()):
         self.engine_id = engine_id
         self.records = []
         self.open_request_ids = []
         self.last_seq = 0
-        self.failures = []
+        self.failures = list(failures)
         self.reads = []
+        for name in ended:
+            self.end(name)
 
-    def end(self, request_id, **fields):
+    def end(self, request_id):
         self.last_seq += 1
-        self.records.append(make_end(self.last_seq, request_id, **fields))
+        self.records.append(make_end(self.last_seq, request_id))
 
     async def read_journal(self, engine_id, settled_seq, limit):
         self.reads.append(settled_seq)
@@ -110,12 +115,24 @@ def settle(settler, **options):
     return asyncio.run(settler.settle(**options))
 
 
-def test_one_pass_posts_the_whole_journal_in_groups(each_database):
-    engine = FakeEngine()
+def run_settler(settler, meanwhile):
+    """Run a settler until `meanwhile` is over, a coroutine that gets it when all was settled."""
+
+    async def run():
+        running = asyncio.create_task(settler.run())
+        while not settler.lags.get(ENGINE) or settler.lags[ENGINE].complete_at_ms is None:
+            await asyncio.sleep(0.001)
+        await meanwhile()
+        settler.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_one_pass_posts_the_whole_journal_in_groups_and_the_next_acknowledges_it(each_database):
     names = [f"r{i}" for i in range(7)]
+    engine = FakeEngine(*names)
     hold_requests(each_database, *names)
-    for name in names:
-        engine.end(name)
     settler = make_settler(each_database, engine, group_size=3)
     assert settle(settler)
     assert posted(each_database) == names
@@ -123,12 +140,14 @@ def test_one_pass_posts_the_whole_journal_in_groups(each_database):
     assert engine.reads == [0, 3, 6]
     lag = settler.lags[ENGINE]
     assert (lag.settled_seq, lag.last_seq, lag.complete_at_ms) == (7, 7, NOW_MS)
+    assert settle(settler)
+    assert engine.reads == [0, 3, 6, 7]
+    assert posted(each_database) == names
 
 
 def test_the_lag_of_an_engine_that_another_gateway_settles_is_not_known(sqlite_database):
-    engine = FakeEngine()
+    engine = FakeEngine("r1")
     hold_requests(sqlite_database, "r1")
-    engine.end("r1")
     are_ours = [True, False]
 
     async def hold(name):
@@ -144,8 +163,7 @@ def test_the_lag_of_an_engine_that_another_gateway_settles_is_not_known(sqlite_d
 async def test_an_engine_is_settled_by_one_gateway_while_that_one_holds_the_lease(
     postgres_database,
 ):
-    engine = FakeEngine()
-    engine.end("stray")
+    engine = FakeEngine("stray")
     first, second = (make_settler(postgres_database, engine) for _ in range(2))
     await first.settle()
     num_reads = len(engine.reads)
@@ -156,22 +174,10 @@ async def test_an_engine_is_settled_by_one_gateway_while_that_one_holds_the_leas
     assert posted(postgres_database) == ["stray", "another"]
 
 
-def test_an_idle_pass_acknowledges_what_is_settled_and_posts_nothing(database):
-    engine = FakeEngine()
-    engine.end("stray")
-    settler = make_settler(database, engine)
-    settle(settler)
-    assert settle(settler)
-    assert engine.reads == [0, 1]
-    assert posted(database) == ["stray"]
-
-
 @pytest.mark.parametrize("failure", [ConnectionResetError(), TimeoutError(), EngineDeadError()])
 def test_a_dead_engine_is_waited_for(database, failure):
-    engine = FakeEngine()
+    engine = FakeEngine("r1", failures=[failure] * 2)
     hold_requests(database, "r1")
-    engine.end("r1")
-    engine.failures = [failure, failure]
     settler = make_settler(database, engine)
     results = [settle(settler) for _ in range(5)]
     # The settler fails, skips one pass, fails, and skips two.
@@ -184,8 +190,7 @@ def test_a_dead_engine_is_waited_for(database, failure):
 
 
 def test_the_time_that_a_dead_engine_sits_out_is_bounded(sqlite_database):
-    engine = FakeEngine()
-    engine.failures = [EngineDeadError()] * 1000
+    engine = FakeEngine(failures=[EngineDeadError()] * 1000)
     settler = make_settler(sqlite_database, engine, max_skipped=4)
     for _ in range(100):
         settle(settler)
@@ -193,8 +198,7 @@ def test_the_time_that_a_dead_engine_sits_out_is_bounded(sqlite_database):
 
 
 def test_an_engine_that_never_answers_does_not_hold_up_another(sqlite_database):
-    alive = FakeEngine("engine-2")
-    alive.end("stray")
+    alive = FakeEngine("stray", engine_id="engine-2")
     settler = make_settler(
         sqlite_database, Silent(alive), ids=(ENGINE, "engine-2"), read_timeout_s=0.01
     )
@@ -203,13 +207,11 @@ def test_an_engine_that_never_answers_does_not_hold_up_another(sqlite_database):
 
 
 def test_the_settlement_of_a_traced_request_is_exported_once(database):
-    engine, tracer = FakeEngine(), FakeTracer()
+    engine, tracer = FakeEngine("traced", "other", "stray"), FakeTracer()
     place = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     price = make_price(database)
     traced, other = make_hold(price, "traced", traceparent=place), make_hold(price, "other")
     insert_holds(database, traced, other)
-    for name in ("traced", "other", "stray"):
-        engine.end(name)
     settler = make_settler(database, engine, tracer=tracer)
     assert settle(settler)
     engine.end("late")
@@ -230,9 +232,8 @@ def test_an_unwritable_ledger_is_waited_for(sqlite_database, monkeypatch):
 
         write = sqlite_database.write
 
-    database, engine = Unwritable(), FakeEngine()
-    engine.end("stray")
-    settler = make_settler(database, engine)
+    database = Unwritable()
+    settler = make_settler(database, FakeEngine("stray"))
     assert not settle(settler)
     database.down = False
     assert settle(settler, patient=False)
@@ -240,12 +241,10 @@ def test_an_unwritable_ledger_is_waited_for(sqlite_database, monkeypatch):
 
 
 def test_holds_are_voided_only_after_a_complete_read(each_database):
-    engine = FakeEngine()
+    engine = FakeEngine("stray", "unread")
     hold_requests(each_database, "unused", "running", "unread", expires_at_ms=NOW_MS - 1)
     hold_requests(each_database, "later", expires_at_ms=NOW_MS)
     engine.open_request_ids = ["running"]
-    engine.end("stray")
-    engine.end("unread")
     settler = make_settler(each_database, engine, group_size=1, void_interval_s=0)
     settle(settler)
     settle(settler)
@@ -258,17 +257,16 @@ def test_holds_are_voided_only_after_a_complete_read(each_database):
 
 
 def test_nothing_is_voided_while_the_engine_is_gone(database):
-    engine = FakeEngine()
-    engine.failures = [EngineDeadError()]
     hold_requests(database, "r1", expires_at_ms=NOW_MS - 1)
-    settle(make_settler(database, engine))
+    settle(make_settler(database, FakeEngine(failures=[EngineDeadError()])))
     assert states(database) == {"r1": "open"}
 
 
 def test_expired_holds_are_looked_for_at_intervals(sqlite_database):
     now = [NOW_MS]
-    engine = FakeEngine()
-    settler = make_settler(sqlite_database, engine, clock_ms=lambda: now[0], void_interval_s=5)
+    settler = make_settler(
+        sqlite_database, FakeEngine(), clock_ms=lambda: now[0], void_interval_s=5
+    )
     settle(settler)
     hold_requests(sqlite_database, "r1", expires_at_ms=NOW_MS - 1)
     now[0] += 4999
@@ -298,10 +296,8 @@ def test_a_clock_that_is_set_ahead_voids_no_hold_of_a_request_on_its_way(sqlite_
 
 @pytest.mark.parametrize("other", [{"last_seq": 3}, {"engine_id": "engine-9"}])
 def test_a_journal_that_is_gone_is_an_incident_and_voids_nothing(database, other):
-    engine = FakeEngine()
+    engine = FakeEngine(*(f"stray-{i}" for i in range(9)))
     hold_requests(database, "r1", expires_at_ms=NOW_MS - 1)
-    for i in range(9):
-        engine.end(f"stray-{i}")
     leases = Leases(database)
     settle(make_settler(database, engine, leases=leases, void_interval_s=10**9))
     database.write_sync(lambda c: c.execute(sa.delete(incidents)))
@@ -318,33 +314,25 @@ def test_a_journal_that_is_gone_is_an_incident_and_voids_nothing(database, other
 
 def test_running_settles_on_wake_and_stops_when_told(database):
     engine = FakeEngine()
+    settler = make_settler(database, engine, poll_s=60)
 
-    async def run():
-        settler = make_settler(database, engine, poll_s=60)
-        running = asyncio.create_task(settler.run())
-        while not settler.lags.get(ENGINE) or settler.lags[ENGINE].complete_at_ms is None:
-            await asyncio.sleep(0.001)
+    async def end_one():
         engine.end("stray")
         settler.wake()
         while settler.lags[ENGINE].settled_seq < 1:
             await asyncio.sleep(0.001)
-        settler.stop()
-        await running
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    run_settler(settler, end_one)
     assert posted(database) == ["stray"]
 
 
 def test_ends_that_come_after_others_wait_for_their_pass_and_a_stop_does_not(sqlite_database):
     """The pass after the first one would begin in a minute."""
     engine, passes = FakeEngine(), []
+    settler = make_settler(sqlite_database, engine, poll_s=60, gather_s=0, interval_s=60)
+    settler._engine_ids = lambda: passes.append(None) or [ENGINE]
 
-    async def run():
-        settler = make_settler(sqlite_database, engine, poll_s=60, gather_s=0, interval_s=60)
-        settler._engine_ids = lambda: passes.append(None) or [ENGINE]
-        running = asyncio.create_task(settler.run())
-        while not settler.lags.get(ENGINE) or settler.lags[ENGINE].complete_at_ms is None:
-            await asyncio.sleep(0.001)
+    async def end_two():
         for name in ("one", "another"):
             engine.end(name)
             settler.wake()
@@ -352,33 +340,20 @@ def test_ends_that_come_after_others_wait_for_their_pass_and_a_stop_does_not(sql
                 await asyncio.sleep(0.001)
         assert len(passes) == 1
         assert await settler.drain(5)
-        await running
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    run_settler(settler, end_two)
     assert posted(sqlite_database) == ["one", "another"]
 
 
 def test_a_journal_that_could_not_be_read_is_not_left_until_the_next_poll(database):
-    engine = FakeEngine()
-    engine.end("stray")
-    engine.failures = [EngineDeadError()]
-
-    async def run():
-        settler = make_settler(database, engine, poll_s=60, retry_s=0.001)
-        running = asyncio.create_task(settler.run())
-        while not posted(database):
-            await asyncio.sleep(0.001)
-        settler.stop()
-        await running
-
-    asyncio.run(asyncio.wait_for(run(), 10))
+    engine = FakeEngine("stray", failures=[EngineDeadError()])
+    settler = make_settler(database, engine, poll_s=60, retry_s=0.001)
+    run_settler(settler, lambda: asyncio.sleep(0))
     assert posted(database) == ["stray"]
 
 
 async def test_who_waits_for_the_first_pass_gets_it_when_all_is_posted(sqlite_database):
-    engine = FakeEngine()
-    engine.end("stray")
-    engine.failures = [EngineDeadError()]
+    engine = FakeEngine("stray", failures=[EngineDeadError()])
     settler = make_settler(sqlite_database, engine)
     await settler.settle()
     assert not await settler.wait_settled(0)
@@ -388,10 +363,7 @@ async def test_who_waits_for_the_first_pass_gets_it_when_all_is_posted(sqlite_da
 
 
 async def test_draining_posts_what_is_readable_even_after_failures(database):
-    engine = FakeEngine()
-    engine.end("stray")
-    engine.failures = [EngineDeadError()]
-    settler = make_settler(database, engine)
+    settler = make_settler(database, FakeEngine("stray", failures=[EngineDeadError()]))
     assert not await settler.settle()
     assert await settler.drain(5)
     assert posted(database) == ["stray"]
@@ -403,11 +375,9 @@ async def test_draining_gives_up_in_time(sqlite_database):
 
 
 def test_cancelling_in_the_middle_loses_nothing_and_posts_nothing_twice(database):
-    engine = FakeEngine()
     names = [f"r{i}" for i in range(20)]
+    engine = FakeEngine(*names)
     hold_requests(database, *names)
-    for name in names:
-        engine.end(name)
 
     async def run(cancel_after):
         settler = make_settler(database, engine, group_size=1)
