@@ -61,23 +61,21 @@ def check_events(scope: Scope) -> Iterator[Finding]:
         query = sa.select(*columns).outerjoin(entries, entries.c.entry_id == usage.event_id)
         for row in scope.conn.execute(query.where(is_here, is_lost)):
             yield Finding(
-                check="events",
-                subject=f"event {row.event_id} (request {row.request_id})",
-                detail="has no entry",
+                "events",
+                f"event {row.event_id} (request {row.request_id})",
+                "has no entry",
                 difference_nanousd=row.amount_nanousd,
             )
         query = sa.select(*columns).outerjoin(holds, holds.c.request_id == usage.request_id)
         for row in scope.conn.execute(query.where(is_here, was_held, holds.c.request_id.is_(None))):
-            yield Finding(
-                check="holds", subject=f"hold {row.request_id}", detail="is gone; it has an event"
-            )
+            yield Finding("holds", f"hold {row.request_id}", "is gone; it has an event")
     is_lost = sa.or_(entries.c.entry_id.is_(None), entries.c.kind.not_in(KEPT_KINDS))
     for first, last in id_windows(scope.conn, kept.event_id):
         query = sa.select(kept.event_id).outerjoin(entries, entries.c.entry_id == kept.event_id)
         for event_id in scope.conn.scalars(
             query.where(kept.event_id.between(first, last), is_lost)
         ):
-            yield Finding(check="events", subject=f"event {event_id}", detail="has no entry")
+            yield Finding("events", f"event {event_id}", "has no entry")
 
 
 def id_windows(conn: Connection, column: sa.Column[int]) -> Iterator[tuple[int, int]]:
@@ -150,17 +148,17 @@ class _Chain:
         seq, expected = row["receipt_seq"], self.seq + 1
         if seq != expected:
             yield Finding(
-                check="receipts",
-                subject=f"receipt {self.tenant_id}/{expected}",
-                detail="is missing from the chain",
+                "receipts",
+                f"receipt {self.tenant_id}/{expected}",
+                "is missing from the chain",
                 expected=expected,
                 found=seq,
             )
         elif row["prev_sha256"] != self.sha256:
             yield Finding(
-                check="receipts",
-                subject=entry_name(row),
-                detail="prev_sha256 is not the sha256 of the receipt before",
+                "receipts",
+                entry_name(row),
+                "prev_sha256 is not the sha256 of the receipt before",
                 expected=self.sha256,
                 found=row["prev_sha256"],
             )
@@ -175,7 +173,7 @@ def _check_seal(row: Row, keys: Mapping[str, PublicKey]) -> Iterator[Finding]:
         expected = f"cannot be made: {error}"
     yield from differences("receipts", entry_name(row), {"sha256": (expected, row["sha256"])})
     for name, fault in signature_faults(row["signing_key"], row["sha256"], row["signature"], keys):
-        yield Finding(check="receipts", subject=entry_name(row), detail=f"{name}: {fault}")
+        yield Finding("receipts", entry_name(row), f"{name}: {fault}")
 
 
 def _check_event(row: Row) -> Iterator[Finding]:
@@ -184,12 +182,7 @@ def _check_event(row: Row) -> Iterator[Finding]:
         return
     subject = entry_name(row)
     if row["event_id"] is None:
-        yield Finding(
-            check="events",
-            subject=subject,
-            detail="has no event",
-            difference_nanousd=-row["amount_nanousd"],
-        )
+        yield Finding("events", subject, "has no event", difference_nanousd=-row["amount_nanousd"])
         return
     pairs = {
         "debit_account": (tenant_account(row["tenant_id"]), row["debit_account"]),
@@ -210,9 +203,9 @@ def _check_rating(row: Row) -> Iterator[Finding]:
     worth = _worth(row)
     if worth != row["amount_nanousd"]:
         yield Finding(
-            check="rating",
-            subject=entry_name(row),
-            detail=f"amount_nanousd is not what price version {row['price_version']} makes of it",
+            "rating",
+            entry_name(row),
+            f"amount_nanousd is not what price version {row['price_version']} makes of it",
             expected=worth,
             found=row["amount_nanousd"],
             difference_nanousd=worth - row["amount_nanousd"],
@@ -257,7 +250,7 @@ def _check_period(scope: Scope, row: Row) -> Iterator[Finding]:
     query = sa.select(statements.c.period).filter_by(tenant_id=row["tenant_id"], period=before)
     if scope.conn.scalar(query) is None:
         yield Finding(
-            check="statements",
-            subject=f"statement {row['tenant_id']}/{before}",
-            detail=f"is gone; entry {row['entry_id']} was put on a later one",
+            "statements",
+            f"statement {row['tenant_id']}/{before}",
+            f"is gone; entry {row['entry_id']} was put on a later one",
         )

@@ -74,9 +74,9 @@ def check_open_holds(scope: Scope) -> Iterator[Finding]:
     for page in pages(scope.conn, query, hold.request_id):
         for row in page:
             yield Finding(
-                check="open holds",
-                subject=f"hold {row['request_id']}",
-                detail=f"is open past its expiry, at engine {row['engine_id']}",
+                "open holds",
+                f"hold {row['request_id']}",
+                f"is open past its expiry, at engine {row['engine_id']}",
                 expected=row["expires_at_ms"],
                 found=scope.now_ms,
             )

@@ -88,9 +88,7 @@ def check_journals(scope: Scope) -> Iterator[Finding]:
         yield from differences("journals", f"engine {engine_id}", pairs)
         scope.count("journals", 1)
     for engine_id in sums:
-        yield Finding(
-            check="journals", subject=f"engine {engine_id}", detail="has events and no position"
-        )
+        yield Finding("journals", f"engine {engine_id}", "has events and no position")
 
 
 def check_numbers(scope: Scope) -> Iterator[Finding]:
@@ -116,9 +114,9 @@ def check_numbers(scope: Scope) -> Iterator[Finding]:
                 elif num_missing:
                     first = f"end {expected} of engine {engine_id}"
                     yield Finding(
-                        check="journals",
-                        subject=f"{first}, before request {row['request_id']}",
-                        detail="has no event",
+                        "journals",
+                        f"{first}, before request {row['request_id']}",
+                        "has no event",
                         expected=expected,
                         found=row["number"],
                     )
@@ -148,13 +146,13 @@ def check_journal_files(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
             scope.count("journal files", len(ends))
             is_at_record |= any(_is_end_at(record, settled_seq) for record in page)
     except JournalCorrupt as error:
-        yield Finding(check="journal files", subject=f"engine {engine_id}", detail=str(error))
+        yield Finding("journal files", f"engine {engine_id}", str(error))
         return
     if not is_at_record:
         yield Finding(
-            check="journal files",
-            subject=f"engine {engine_id}",
-            detail="is settled to a position where its journal has no end or residency record",
+            "journal files",
+            f"engine {engine_id}",
+            "is settled to a position where its journal has no end or residency record",
             found=settled_seq,
         )
     if kept := list((engine_dir / "journal").glob(f"*{SET_ASIDE}")):
@@ -191,9 +189,9 @@ def check_meter(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
     for name, counted, meter in zip(names, journaled, after[:2], strict=True):
         if counted > meter:
             yield Finding(
-                check="meter",
-                subject=f"engine in {engine_dir}",
-                detail=f"more {name} were counted than computed",
+                "meter",
+                f"engine in {engine_dir}",
+                f"more {name} were counted than computed",
                 expected=meter,
                 found=counted,
             )
@@ -235,9 +233,7 @@ def _check_ends(scope: Scope, engine_id: str, ends: Sequence[EndRecord]) -> Iter
         row = by_seq.get(end.seq)
         subject = f"end {end.number} of engine {engine_id} (request {end.request_id})"
         if row is None:
-            yield Finding(
-                check="journal files", subject=subject, detail="is settled and has no event"
-            )
+            yield Finding("journal files", subject, "is settled and has no event")
             continue
         pairs = {name: (value, row[name]) for name, value in event_of(end).items()}
         yield from differences("journal files", subject, pairs)
@@ -257,9 +253,7 @@ def _check_stays(scope: Scope, engine_id: str, record: ResidencyRecord) -> Itera
             continue
         subject = f"stay {source_id} of engine {engine_id}"
         if row is None:
-            yield Finding(
-                check="journal files", subject=subject, detail="is settled and has no event"
-            )
+            yield Finding("journal files", subject, "is settled and has no event")
             continue
         same = ("tier", "size_bytes", "slabs", "duration_ms")
         pairs = {name: (getattr(item, name), row[name]) for name in same}

@@ -20,7 +20,7 @@ Progress = Callable[[str, int], None]
 """Callback that takes (check, rows looked at so far)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A value that is kept in two places and differs.
 
@@ -122,7 +122,7 @@ def differences(check: str, subject: str, pairs: dict[str, tuple[Any, Any]]) -> 
     """Yield a finding for each (expected, found) that differ. pairs: by the detail to report."""
     for name, (expected, found) in pairs.items():
         if expected != found:
-            yield Finding(check=check, subject=subject, detail=name, expected=expected, found=found)
+            yield Finding(check, subject, name, expected, found)
 
 
 def report_body(report: Report) -> JsonObject:

@@ -47,13 +47,11 @@ def check_documents(scope: Scope) -> Iterator[Finding]:
             opening = (row.tenant_id, 0)
         subject = _name(row)
         if hashlib.sha256(row.document.encode()).hexdigest() != row.sha256:
-            yield Finding(
-                check="statements", subject=subject, detail="sha256 is not of its document"
-            )
+            yield Finding("statements", subject, "sha256 is not of its document")
             continue
         document = json.loads(row.document)
         for name, fault in statement_faults(document, row.sha256, row.signature, keys):
-            yield Finding(check="statements", subject=subject, detail=f"{name}: {fault}")
+            yield Finding("statements", subject, f"{name}: {fault}")
         try:
             expected = _document(scope, row) | {"opening_balance_nanousd": opening[1]}
         except UNREADABLE as error:

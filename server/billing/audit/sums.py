@@ -53,7 +53,7 @@ def check_entry_ids(scope: Scope) -> Iterator[Finding]:
 def _gap(first: int, last: int) -> Iterator[Finding]:
     if first <= last:
         name = f"entry {first}" if first == last else f"entries {first} to {last}"
-        yield Finding(check="entry ids", subject=name, detail="missing below the ledger's head")
+        yield Finding("entry ids", name, "missing below the ledger's head")
 
 
 def check_accounts(scope: Scope) -> Iterator[Finding]:
@@ -86,9 +86,7 @@ def check_accounts(scope: Scope) -> Iterator[Finding]:
             yield from differences("accounts", f"tenant {row['tenant_id']}", pairs)
         scope.count("accounts", len(page))
     for tenant_id in sums:
-        yield Finding(
-            check="accounts", subject=f"tenant {tenant_id}", detail="has entries and no account"
-        )
+        yield Finding("accounts", f"tenant {tenant_id}", "has entries and no account")
 
 
 def check_months(scope: Scope) -> Iterator[Finding]:
