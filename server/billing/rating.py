@@ -93,8 +93,8 @@ def rated_amounts(
     to look at them.
     """
     adds_up = 0 <= cached_tokens <= prompt_tokens and completion_tokens >= 0
-    is_late = _is_late(stop_cause, completion_tokens)
-    if is_failed or is_late or not adds_up or not is_billable(finish_reason, stop_cause):
+    is_free = is_failed or is_free_error(finish_reason, stop_cause, completion_tokens)
+    if is_free or not adds_up:
         return FREE
     return token_amounts(prompt_tokens, cached_tokens, completion_tokens, price)
 
@@ -107,25 +107,17 @@ def rate(event: Mapping[str, Any], price: TokenPrices) -> TokenAmounts:
     return rated_amounts(*end, prompt, cached, completion, price, is_failed=is_failed)
 
 
-def is_billable(finish_reason: str, stop_cause: str) -> bool:
-    """Whether a request with this end is paid for; if the server broke it, it is rated 0.
+def is_free_error(finish_reason: str, stop_cause: str, completion_tokens: int) -> bool:
+    """Whether a request with this end is answered with an error, and nothing is billed for it.
 
-    A client that hangs up, runs into its deadline or demands too slow a grammar pays for its
-    tokens.
+    The server broke it, or generated no token in time. A client that hangs up, runs into its
+    deadline or demands too slow a grammar pays for its tokens.
     """
     if stop_cause in ("engine_failure", "gateway_lost"):
-        return False
-    return finish_reason != "error" or stop_cause in ("deadline", "constraint_too_slow")
-
-
-def is_free_error(finish_reason: str, stop_cause: str, completion_tokens: int) -> bool:
-    """Whether a request with this end is answered with an error, and nothing is billed for it."""
-    return _is_late(stop_cause, completion_tokens) or not is_billable(finish_reason, stop_cause)
-
-
-def _is_late(stop_cause: str, completion_tokens: int) -> bool:
-    """Whether no token was generated in time, so that the client got an error, not an answer."""
-    return stop_cause in ("deadline", "first_token_timeout") and completion_tokens == 0
+        return True
+    if stop_cause in ("deadline", "first_token_timeout") and completion_tokens == 0:
+        return True
+    return finish_reason == "error" and stop_cause not in ("deadline", "constraint_too_slow")
 
 
 def kept_amount(size_bytes: int, duration_ms: int, gb_hour_nanousd: int) -> int:
