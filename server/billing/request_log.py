@@ -190,9 +190,10 @@ def outcome_of(row: RowMapping) -> Outcome:
 
 
 _COLUMNS = (
-    "request_id", "tenant_id", "engine_id", "key_id", "model", "adapter_version",
-    "adapter_digest", "finish_reason", "stop_cause", "is_failed", "prompt_tokens", "cached_tokens", "completion_tokens", "load_tier",
-    "load_ms", "queue_ms", "started_at_ms", "first_token_at_ms", "ended_at_ms",
+    "request_id", "tenant_id", "engine_id", "key_id", "model", "adapter_version", "adapter_digest",
+    "finish_reason", "stop_cause", "is_failed", "prompt_tokens", "cached_tokens",
+    "completion_tokens", "load_tier", "load_ms", "queue_ms", "started_at_ms", "first_token_at_ms",
+    "ended_at_ms",
 )  # fmt: skip
 _COMPUTED = ("outcome", "model")
 
