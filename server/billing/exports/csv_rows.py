@@ -16,6 +16,10 @@ _ESCAPED_STARTS = ("=", "+", "-", "@", "\t", "\r", "'")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
+def header() -> bytes:
+    return encode_cells([COLUMNS])
+
+
 def encode(receipts: Iterable[Receipt]) -> bytes:
     return encode_cells([[cell(receipt[name]) for name in COLUMNS] for receipt in receipts])
 

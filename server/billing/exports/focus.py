@@ -49,6 +49,10 @@ _KEPT_METERS = {
 }
 
 
+def header() -> bytes:
+    return encode_cells([COLUMNS])
+
+
 def encode(receipts: Iterable[Receipt]) -> bytes:
     return encode_cells(row for receipt in receipts for row in focus_cells(receipt))
 

@@ -6,8 +6,7 @@ from typing import Literal, Protocol, get_args
 
 from registry.extras import require
 from server.billing.exports import cloud_events, csv_rows, focus, json_lines
-from server.billing.exports.csv_rows import encode_cells
-from server.billing.receipts.receipt import COLUMNS, Receipt
+from server.billing.receipts.receipt import Receipt
 
 ExportFormat = Literal["csv", "jsonl", "parquet", "focus", "cloudevents"]
 FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
@@ -42,15 +41,12 @@ _CSV, _JSONL = "text/csv; charset=utf-8; header=present", "application/jsonl; ch
 
 INFO: dict[ExportFormat, FormatInfo] = {
     "csv": FormatInfo(
-        media_type=_CSV, extension="csv", encode=csv_rows.encode, header=encode_cells([COLUMNS])
+        media_type=_CSV, extension="csv", encode=csv_rows.encode, header=csv_rows.header()
     ),
     "jsonl": FormatInfo(media_type=_JSONL, extension="jsonl", encode=json_lines.encode),
     "parquet": FormatInfo(media_type="application/vnd.apache.parquet", extension="parquet"),
     "focus": FormatInfo(
-        media_type=_CSV,
-        extension="focus.csv",
-        encode=focus.encode,
-        header=encode_cells([focus.COLUMNS]),
+        media_type=_CSV, extension="focus.csv", encode=focus.encode, header=focus.header()
     ),
     "cloudevents": FormatInfo(
         media_type=_JSONL, extension="cloudevents.jsonl", encode=cloud_events.encode
