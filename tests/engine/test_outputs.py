@@ -159,7 +159,7 @@ def test_an_answer_waits_at_the_end_of_its_lease_and_goes_on_if_it_grows_in_time
     scheduler.check_integrity()
     clock.now += 0.2
     [ended] = update(scheduler, scheduler.schedule(), StepTokens([])).ended
-    assert (ended.stop_cause, ended.num_completion_tokens) == ("budget", 5)
+    assert (ended.decisive.stop_cause, len(ended.output_token_ids)) == ("budget", 5)
     assert not scheduler.has_work
 
 

@@ -53,7 +53,7 @@ def test_one_answers_bad_logits_fail_its_request():
     assert [o.finish_reason for o in finals] == ["error", "error"]
     assert (finals[-1].is_last, finals[-1].error) == (True, "the logits are not finite")
     (ended,) = result.ended
-    assert (ended.finish_reason, ended.num_completion_tokens) == ("error", 1)
+    assert (ended.decisive.finish_reason, len(ended.output_token_ids)) == ("error", 1)
 
 
 def test_what_one_prompt_of_a_list_finds_of_another_is_cached(tmp_path):

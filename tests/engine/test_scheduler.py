@@ -346,7 +346,7 @@ def test_what_was_scheduled_past_an_end_is_dropped():
     scheduler.add("gw", make_message(max_tokens=50))
     first, second = scheduler.schedule(), scheduler.schedule()
     (ended,) = update(scheduler, first, StepTokens([0])).ended
-    assert ended.stop_cause == "eos"
+    assert ended.decisive.stop_cause == "eos"
     assert scheduler.arena.num_free < scheduler.arena.num_slabs, "a running step writes the blocks"
     result = update(scheduler, second, tokens_for(second))
     assert not result.outputs

@@ -1,6 +1,14 @@
 import pytest
 
-from registry.errors import Fault, Limited, NoRoom, ObjectNotFound, QuotaExceeded, StorageError
+from registry.errors import (
+    Fault,
+    Limited,
+    NoRoom,
+    ObjectNotFound,
+    Overloaded,
+    QuotaExceeded,
+    StorageError,
+)
 from registry.uploads.ends import ProofFailed
 from server.adapters.errors import uploads_busy
 from server.api import errors
@@ -38,7 +46,7 @@ def make(cls):
         (QuotaExceeded("spent"), 429, "insufficient_quota", "insufficient_quota"),
         (QuotaExceeded.of("max_adapters", 1, "delete one"), 429, "insufficient_quota",
          "quota_exceeded"),
-        (of_inference.overloaded(), 503, "overloaded_error", None),
+        (Overloaded(), 503, "overloaded_error", None),
         (of_inference.first_token_timeout(30), 503, "overloaded_error", "first_token_timeout"),
         (of_inference.metering_unavailable(), 503, "service_unavailable", "metering_unavailable"),
         (errors.unsupported_parameter("tools"), 400, "invalid_request_error",
@@ -67,7 +75,7 @@ def test_clients_that_shorten_a_prompt_know_the_error_by_its_words():
 
 def test_every_503_and_429_says_when_to_come_back_or_not_to():
     for fault in (
-        of_inference.overloaded(),
+        Overloaded(),
         of_inference.first_token_timeout(30),
         of_inference.metering_unavailable(),
         of_inference.engine_unavailable(),
