@@ -94,14 +94,9 @@ class S3Storage:
             self._client.delete_object(**self._named(key))
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=self._prefix + prefix
-        )
-        with self._translated(prefix):
-            for page in pages:
-                for entry in page.get("Contents", ()):
-                    key = entry["Key"].removeprefix(self._prefix)
-                    yield StoredObject(key, entry["Size"], entry["LastModified"].timestamp())
+        for entry in self._listed("list_objects_v2", "Contents", prefix):
+            key = entry["Key"].removeprefix(self._prefix)
+            yield StoredObject(key, entry["Size"], entry["LastModified"].timestamp())
 
     def begin_multipart(self, key: str) -> str:
         with self._translated(key):
@@ -137,26 +132,27 @@ class S3Storage:
             self._client.abort_multipart_upload(**self._named(key), UploadId=multipart_id)
 
     def abort_multiparts(self, prefix: str, begun_before: float) -> int:
-        pages = self._client.get_paginator("list_multipart_uploads").paginate(
-            Bucket=self._bucket, Prefix=self._prefix + prefix
-        )
         num_aborted = 0
-        with self._translated(prefix):
-            for page in pages:
-                for upload in page.get("Uploads", ()):
-                    if upload["Initiated"].timestamp() < begun_before:
-                        key = upload["Key"].removeprefix(self._prefix)
-                        self.abort_multipart(key, upload["UploadId"])
-                        num_aborted += 1
+        for upload in self._listed("list_multipart_uploads", "Uploads", prefix):
+            if upload["Initiated"].timestamp() < begun_before:
+                self.abort_multipart(upload["Key"].removeprefix(self._prefix), upload["UploadId"])
+                num_aborted += 1
         return num_aborted
 
     def _parts(self, key: str, multipart_id: str) -> Iterator[dict[str, Any]]:
-        pages = self._client.get_paginator("list_parts").paginate(
-            **self._named(key), UploadId=multipart_id
-        )
+        return self._entries("list_parts", "Parts", key, Key=self._key(key), UploadId=multipart_id)
+
+    def _listed(self, operation: str, what: str, prefix: str) -> Iterator[dict[str, Any]]:
+        return self._entries(operation, what, prefix, Prefix=self._prefix + prefix)
+
+    def _entries(
+        self, operation: str, what: str, key: str, **arguments: str
+    ) -> Iterator[dict[str, Any]]:
+        """The entries under the name `what` in the answers to a listing, page after page."""
+        pages = self._client.get_paginator(operation).paginate(Bucket=self._bucket, **arguments)
         with self._translated(key):
             for page in pages:
-                yield from page.get("Parts", ())
+                yield from page.get(what, ())
 
     @contextmanager
     def _translated(self, key: str) -> Iterator[None]:
