@@ -139,17 +139,8 @@ class Validator:
             raise TooLarge.of(CONFIG_FILE, config.stat().st_size, MAX_CONFIG_BYTES)
         with self._turn_of(tenant_id):
             try:
-                with ExitStack() as stack:
-                    source = stack.enter_context(weights.open("rb"))
-                    out = stack.enter_context((target or Path(os.devnull)).open("wb"))
-                    texts: list[int] = []
-
-                    def opened(path: Path) -> int:
-                        texts.append(stack.enter_context(path.open("rb")).fileno())
-                        return texts[-1]
-
-                    text = _text_request(bases, tokenizer, opened) if tokenizer else None
-                    ended = self._run(bases, config.read_bytes(), source, out, text, texts)
+                target = target or Path(os.devnull)
+                ended = self._run(bases, config.read_bytes(), weights, target, tokenizer)
             except OSError as error:
                 raise unavailable(str(error)) from error
         validated = _validated(_answer_of(ended, self._limits.max_answer_bytes))
@@ -179,29 +170,40 @@ class Validator:
         self,
         bases: Sequence[BaseModel],
         config: bytes,
-        weights: IO[bytes],
-        target: IO[bytes],
-        text: dict[str, Any] | None,
-        texts: Sequence[int],
+        weights: Path,
+        target: Path,
+        tokenizer: Mapping[str, Path],
     ) -> _Ended:
         """Run one process from start to end. Raises OSError if it cannot be started."""
-        size_bytes = os.fstat(weights.fileno()).st_size
-        cpu_s = self._limits.cpu_s(size_bytes)
+        limits, size_bytes = self._limits, weights.stat().st_size
+        # Those of the canonical object's tensors.
         most_bytes = size_bytes + max(map(most_bytes_of_rows, bases), default=0)
+        cpu_s = limits.cpu_s(size_bytes)
+        passed: list[int] = []
         with ExitStack() as stack:
+
+            def opened(path: Path | int, mode: str = "rb") -> int:
+                passed.append(stack.enter_context(open(path, mode)).fileno())
+                return passed[-1]
+
             paths = {place.path for base in bases for place in base.places.values()}
-            fds = {path: stack.enter_context(open(path, "rb")).fileno() for path in paths}
-            others = (*fds.values(), *texts)
+            fds = {path: opened(path) for path in paths}
             request = {
-                "confinement": self._confinement(most_bytes, cpu_s, len(others)),
                 "limits": asdict(self._adapter_limits),
                 "bases": [_facts(base, fds) for base in bases],
                 "config": config.decode("latin-1"),
-                "weights_fd": weights.fileno(),
-                "target_fd": target.fileno(),
-                "text": text,
+                "weights_fd": opened(weights),
+                "target_fd": opened(target, "wb"),
+                "text": _text_request(bases, tokenizer, opened) if tokenizer else None,
+                # The last entry, since it counts the files that those before it open.
+                "confinement": {
+                    "memory_bytes": limits.memory_bytes,
+                    "file_bytes": most_bytes + MAX_CANONICAL_HEADER_BYTES + limits.max_answer_bytes,
+                    "cpu_s": math.ceil(cpu_s),
+                    "open_files": limits.open_files + len(passed),
+                    "niceness": limits.niceness,
+                },
             }
-            passed = (weights.fileno(), target.fileno(), *others)
             return self._run_process(json.dumps(request).encode(), passed, cpu_s)
 
     def _run_process(self, request: bytes, passed_fds: Sequence[int], cpu_s: float) -> _Ended:
@@ -232,19 +234,6 @@ class Validator:
                 printed=_head_of(printed, self._limits.max_answer_bytes + 1),
                 complaints=_head_of(complaints, _COMPLAINT_BYTES),
             )
-
-    def _confinement(self, most_bytes: int, cpu_s: float, num_passed: int) -> dict[str, int]:
-        """Limits of a process.   most_bytes: of the canonical object's tensors.
-        num_passed: open files of base models and of tokenizers.
-        """
-        limits = self._limits
-        return {
-            "memory_bytes": limits.memory_bytes,
-            "file_bytes": most_bytes + MAX_CANONICAL_HEADER_BYTES + limits.max_answer_bytes,
-            "cpu_s": math.ceil(cpu_s),
-            "open_files": limits.open_files + num_passed,
-            "niceness": limits.niceness,
-        }
 
 
 def _facts(base: BaseModel, fds: Mapping[Path | int, int]) -> dict[str, Any]:
