@@ -168,21 +168,13 @@ class UploadBuilder:
                 key=built.object_key,
                 reason=f"{stored_bytes} bytes are stored, {built.size_bytes} were put",
             )
-        if _is_version(conn, upload, built):
+        adapter = adapter_rows.find_adapter(conn, tenant_id, upload.adapter_name)
+        if adapter and adapter_rows.find_same_version(
+            conn, tenant_id, adapter.adapter_id, built, upload.response_template
+        ):
             return publish(conn, self.catalog, upload, built)
         until_ms = self.now_ms() + self.limits.proof_ttl_s * 1000
         return move_upload(conn, upload, PROVING, built=built, expires_at_ms=until_ms)
-
-
-def _is_version(conn: Connection, upload: Upload, built: BuiltAdapter) -> bool:
-    """Whether the adapter has a version that is this object, with the upload's format of calls."""
-    adapter = adapter_rows.find_adapter(conn, upload.tenant_id, upload.adapter_name)
-    if adapter is None:
-        return False
-    same = adapter_rows.find_same_version(
-        conn, upload.tenant_id, adapter.adapter_id, built, upload.response_template
-    )
-    return same is not None
 
 
 def _assemble(

@@ -1,7 +1,5 @@
 """Ends of uploads: published as a version, cancelled, overdue; then its parts are discarded."""
 
-from collections.abc import Mapping
-
 from sqlalchemy import Connection, select, update
 
 from registry.catalog import adapter_rows
@@ -21,7 +19,6 @@ from registry.uploads.rows import (
     PRESIGNED,
     PROVING,
     Upload,
-    UploadState,
     get_upload,
     is_of,
     move_upload,
@@ -107,26 +104,9 @@ def end_overdue(conn: Connection, now_ms: int, proof_ttl_s: int) -> None:
         "error": f"No engine could prove the adapter within {proof_ttl_s / 3600:g} hours; "
         "upload it again.",
     }
-    _end_overdue(conn, now_ms, OPEN, EXPIRED, {})
-    _end_overdue(conn, now_ms, PROVING, FAILED, unproved)
-
-
-def _end_overdue(
-    conn: Connection,
-    now_ms: int,
-    state: UploadState,
-    ended: UploadState,
-    values: Mapping[str, str],
-) -> None:
-    conn.execute(
-        update(uploads)
-        .where(
-            uploads.c.discarded_at_ms.is_(None),
-            uploads.c.expires_at_ms <= now_ms,
-            uploads.c.state == state,
-        )
-        .values(state=ended, **values)
-    )
+    is_overdue = uploads.c.discarded_at_ms.is_(None), uploads.c.expires_at_ms <= now_ms
+    for state, values in ((OPEN, {"state": EXPIRED}), (PROVING, {"state": FAILED} | unproved)):
+        conn.execute(update(uploads).where(*is_overdue, uploads.c.state == state).values(values))
 
 
 def list_undiscarded(conn: Connection, limit: int) -> list[Upload]:

@@ -7,7 +7,7 @@ the ids of the multipart uploads.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, update
+from sqlalchemy import update
 
 from registry.errors import Invalid, ObjectNotFound
 from registry.formats.peft_format import file_fault
@@ -83,9 +83,18 @@ def _begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dic
         key = _file_key(upload, file)
         multipart_id = storage.begin_multipart(key)
         with begin() as conn:
-            is_kept = _set_multipart(conn, upload, file, multipart_id)
+            set_id = conn.execute(
+                update(upload_files)
+                .where(
+                    is_of(upload_files, upload),
+                    upload_files.c.filename == file.filename,
+                    upload_files.c.multipart_id.is_(None),
+                    is_open(upload),
+                )
+                .values(multipart_id=multipart_id)
+            )
             kept = find_upload(conn, upload.tenant_id, upload.upload_id)
-        if not is_kept:
+        if set_id.rowcount == 0:
             # Another caller began one for this file at the same time, or ended the upload.
             storage.abort_multipart(key, multipart_id)
         assert kept is not None
@@ -93,21 +102,6 @@ def _begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dic
             raise not_open(kept)
         files[file.filename] = kept.files[file.filename]
     return files
-
-
-def _set_multipart(conn: Connection, upload: Upload, file: UploadFile, multipart_id: str) -> bool:
-    """Store the id of a file's multipart upload; False if it has one, or the upload has ended."""
-    kept = conn.execute(
-        update(upload_files)
-        .where(
-            is_of(upload_files, upload),
-            upload_files.c.filename == file.filename,
-            upload_files.c.multipart_id.is_(None),
-            is_open(upload),
-        )
-        .values(multipart_id=multipart_id)
-    )
-    return kept.rowcount == 1
 
 
 def _offer_file(
