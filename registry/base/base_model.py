@@ -268,23 +268,17 @@ class _Hashes:
     revision: str
     tensors: dict[str, BaseTensor]
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
     @classmethod
     def from_json(cls, text: str) -> "_Hashes":
-        """Read `to_json`. Raises an error of a lookup or a value if the text is damaged."""
+        """Read the JSON of the fields. Raises an error of a lookup or a value if it is damaged."""
         found = json.loads(text)
-        revision, tensors = found["revision"], found["tensors"]
-        if not re.fullmatch("[0-9a-f]{64}", revision):
+        if not re.fullmatch("[0-9a-f]{64}", found["revision"]):
             raise ValueError("no revision")
-        return cls(
-            revision,
-            {
-                name: BaseTensor(t["dtype"], tuple(t["shape"]), t["digest"])
-                for name, t in tensors.items()
-            },
-        )
+        tensors = {
+            name: BaseTensor(it["dtype"], tuple(it["shape"]), it["digest"])
+            for name, it in found["tensors"].items()
+        }
+        return cls(found["revision"], tensors)
 
 
 def _cached_hashes(
@@ -298,7 +292,7 @@ def _cached_hashes(
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         pass
     hashes = _hash_model(path, config, headers)
-    _write_whole(cache, hashes.to_json())
+    _write_whole(cache, json.dumps(asdict(hashes)))
     return hashes
 
 
