@@ -90,15 +90,6 @@ def test_every_503_and_429_says_when_to_come_back_or_not_to():
     assert answer_of(QuotaExceeded("spent")).headers == {"x-should-retry": "false"}
 
 
-@pytest.mark.parametrize(
-    ("engine_says", "retry_after_s"), [(None, 5), (0, 1), (0.2, 1), (1.2, 2), (30, 30)]
-)
-def test_a_loading_adapter_is_asked_for_again_when_the_engine_says(engine_says, retry_after_s):
-    headers = answer_of(of_inference.adapter_loading(engine_says)).headers
-    assert headers["retry-after"] == str(retry_after_s)
-    assert int(headers["retry-after-ms"]) >= 1000
-
-
 def test_what_will_not_change_is_not_asked_for_again():
     for fault in (of_inference.failed("adapter_corrupt"), make(ProofFailed)):
         assert answer_of(fault).headers == {"x-should-retry": "false"}
