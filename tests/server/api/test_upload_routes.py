@@ -69,6 +69,12 @@ class Client:
     async def complete(self, upload: dict[str, Any]) -> httpx.Response:
         return await self.http.post(f"/v1/uploads/{upload['id']}/complete")
 
+    async def make(self, *path: str, **body: Any) -> dict[str, Any]:
+        """An upload that has its files."""
+        upload = (await self.create(*path, **body)).json()
+        await self.send(upload)
+        return upload
+
     async def show(self, upload: dict[str, Any]) -> dict[str, Any]:
         return (await self.http.get(f"/v1/uploads/{upload['id']}")).json()
 
@@ -138,8 +144,7 @@ async def test_an_adapter_that_the_engine_refuses_is_a_400_and_its_report_stays(
     client: Client, engine: FakeEngine
 ) -> None:
     engine.proof = Proof(verdict="no_effect", message="It changes nothing.")
-    upload = (await client.create()).json()
-    await client.send(upload)
+    upload = await client.make()
     for _ in range(2):
         answer = await client.complete(upload)
         assert answer.status_code == 400
@@ -160,8 +165,7 @@ async def test_a_proof_that_takes_long_is_a_202_that_says_when_to_ask_again(
 ) -> None:
     engine.is_held = True
     monkeypatch.setattr(routes, "_PROOF_WAIT_S", 0.01)
-    upload = (await client.create()).json()
-    await client.send(upload)
+    upload = await client.make()
     for _ in range(2):
         answer = await client.complete(upload)
         assert (answer.status_code, answer.json()["state"]) == (202, "proving")
@@ -303,16 +307,14 @@ async def test_parts_of_unfinished_uploads_count_until_they_are_discarded(
 async def test_a_cancelled_upload_leaves_nothing_and_makes_room(
     client: Client, product: InProcess
 ) -> None:
-    upload = (await client.create()).json()
-    await client.send(upload)
+    upload = await client.make()
     for _ in range(2):
         cancelled = await client.http.delete(f"/v1/uploads/{upload['id']}")
         assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
     assert list(product.gateway.storage.list("")) == []
     refused = await client.complete(upload)
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "upload_not_open")
-    done = (await client.create("adapters/two/uploads")).json()
-    await client.send(done)
+    done = await client.make("adapters/two/uploads")
     assert (await client.complete(done)).status_code == 200
     kept = await client.http.delete(f"/v1/uploads/{done['id']}")
     assert kept.status_code == 409
@@ -338,8 +340,7 @@ async def test_a_presigned_upload_that_the_store_cannot_offer_is_not_left_open(
 async def test_a_version_for_another_base_is_proved_again_and_nothing_is_sent(
     client: Client, product: InProcess, engine: FakeEngine
 ) -> None:
-    upload = (await client.create()).json()
-    await client.send(upload)
+    upload = await client.make()
     assert (await client.complete(upload)).status_code == 200
     bases = product.gateway.catalog.bases
     bases.replace(replace(next(iter(bases)), base_revision="f" * 64))
@@ -371,8 +372,7 @@ async def test_a_dry_run_costs_what_the_base_model_costs_that_its_tensors_fit(
                 conn, price, effective_at_ms=now, now_ms=now, base_model=name
             )
         )
-    upload = (await client.create("adapters:validate")).json()
-    await client.send(upload)
+    upload = await client.make("adapters:validate")
     body = (await client.complete(upload)).json()
     assert (upload["base_model"], body["base_model"]) == (None, "base")
     assert (body["state"], body["version"]) == ("complete", None)
@@ -391,8 +391,7 @@ async def test_an_upload_names_its_base_model_and_its_version_says_which_it_is_f
         refused = await client.create(path, base_model="gone")
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "base_model")
         assert refused.json()["error"]["code"] == "unknown_base_model"
-    unclear = (await client.create(base_model=None)).json()
-    await client.send(unclear)
+    unclear = await client.make(base_model=None)
     answer = await client.complete(unclear)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "base_model_unclear")
     upload = (await client.create(base_model="twin")).json()
