@@ -114,18 +114,21 @@ def test_a_child_of_which_the_plan_decides_ends_no_other_if_it_cannot_start(tmp_
     assert "cannot start with these settings" in reasons[0]
 
 
-def test_a_hangup_has_the_settings_read_again_and_ends_nothing():
-    seen, before = [], signal.getsignal(signal.SIGHUP)
-    with Supervisor([make_child()], FAST, reload=lambda: seen.append("read")) as supervisor:
+@pytest.mark.parametrize(
+    ("number", "asks"), [(signal.SIGHUP, "reload"), (signal.SIGUSR2, "replace")]
+)
+def test_a_signal_has_settings_read_again_or_children_replaced_and_ends_nothing(number, asks):
+    seen, before = [], signal.getsignal(number)
+    with Supervisor([make_child()], FAST, **{asks: lambda: seen.append("asked")}) as supervisor:
         # To this thread, whose handler runs at once; others may get a signal to the process later.
-        signal.raise_signal(signal.SIGHUP)
-        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(number)
+        signal.raise_signal(number)
         run_until(supervisor, lambda: seen)
         assert not supervisor.is_stopping
-        assert seen == ["read"], "two that come together are one"
-        signal.raise_signal(signal.SIGHUP)
+        assert seen == ["asked"], "two that come together are one"
+        signal.raise_signal(number)
         run_until(supervisor, lambda: len(seen) == 2)
-    assert signal.getsignal(signal.SIGHUP) == before
+    assert signal.getsignal(number) == before
 
 
 IN_A_TERMINAL = """
@@ -516,15 +519,6 @@ def test_a_data_directory_has_one_supervisor(tmp_path):
         pass
     with lock_data_dir(tmp_path):
         pass
-
-
-def test_a_signal_has_children_replaced_and_ends_nothing():
-    seen = []
-    with Supervisor([make_child()], FAST, replace=lambda: seen.append("asked")) as supervisor:
-        os.kill(os.getpid(), signal.SIGUSR2)
-        run_until(supervisor, lambda: seen)
-        assert supervisor.pids
-    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
 
 
 def test_a_child_inherits_its_descriptors_and_the_supervisor_closes_them_at_its_end(tmp_path):
