@@ -48,6 +48,11 @@ class World:
         self.now_s += seconds
         self.keeper.turn()
 
+    def fall_asleep(self):
+        """Pass the time after which it sleeps, and end its engines."""
+        self.pass_time(60)
+        self.engines.is_ready = False
+
     def wake(self):
         """Have a request wait until it may go on, which takes a second at most."""
 
@@ -121,8 +126,7 @@ def test_a_request_that_is_admitted_while_the_model_falls_asleep_finds_it_awake(
 
 
 def test_a_request_wakes_it_at_once_and_is_told_when_to_come_again(world):
-    world.pass_time(60)
-    world.engines.is_ready = False
+    world.fall_asleep()
 
     async def ask():
         waking = asyncio.create_task(world.keeper.wake("ten"))
@@ -137,8 +141,7 @@ def test_a_request_wakes_it_at_once_and_is_told_when_to_come_again(world):
 
 
 def test_a_waiting_request_goes_on_when_an_engine_is_there_and_the_next_is_told_better(world):
-    world.pass_time(60)
-    world.engines.is_ready = False
+    world.fall_asleep()
 
     async def ask():
         waking = asyncio.create_task(world.keeper.wake("ten"))
@@ -148,8 +151,7 @@ def test_a_waiting_request_goes_on_when_an_engine_is_there_and_the_next_is_told_
         await waking
 
     asyncio.run(ask())
-    world.pass_time(60)
-    world.engines.is_ready = False
+    world.fall_asleep()
     impatient = replace(CONFIG, wake_timeout_s=0.0)
     world.keeper._waking._config = impatient
     with pytest.raises(Unavailable, match="base had gone to sleep") as refused:
@@ -172,8 +174,7 @@ async def test_a_request_waits_for_a_model_that_was_closed_and_opened_as_for_one
 
 async def test_a_model_for_which_requests_wait_does_not_fall_asleep(tmp_path):
     world = World(tmp_path / "home", replace(CONFIG, wake_timeout_s=100.0))
-    world.pass_time(60)
-    world.engines.is_ready = False
+    world.fall_asleep()
     waiting = asyncio.create_task(world.keeper.wake("ten"))
     await asyncio.sleep(0)
     world.pass_time(61)
@@ -200,23 +201,20 @@ async def test_an_engine_that_may_have_been_told_to_go_is_doubted_for_a_moment(w
 
 def test_how_long_a_start_took_is_known_although_nobody_waited_for_it(world):
     world.keeper._waking._config = replace(CONFIG, wake_timeout_s=0.0)
-    world.pass_time(60)
-    world.engines.is_ready = False
+    world.fall_asleep()
     with pytest.raises(Unavailable, match="base had gone to sleep"):
         asyncio.run(world.keeper.wake("ten"))
     world.now_s += 6
     world.engines.is_ready = True
     world.pass_time(0)
-    world.pass_time(60)
-    world.engines.is_ready = False
+    world.fall_asleep()
     with pytest.raises(Unavailable, match="base had gone to sleep") as refused:
         asyncio.run(world.keeper.wake("ten"))
     assert refused.value.retry_after_s == 6.0
 
 
 async def test_a_tenant_has_its_share_of_those_that_wait(world):
-    world.pass_time(60)
-    world.engines.is_ready = False
+    world.fall_asleep()
     waiting = [asyncio.create_task(world.keeper.wake("greedy")) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
