@@ -14,18 +14,18 @@ import signal
 import socket
 import sys
 import threading
+from array import array
 from pathlib import Path
 
-import msgspec
 import torch
 
 from engine.build import build_rank
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
 from engine.models.ranks import TorchRanks
-from engine.ranks.channel import Channel, ChannelClosed
-from engine.ranks.encoding import decode
+from engine.ranks.batch_row import decode, digest_of
 from engine.ranks.group import FAILURES, PLACED
+from engine.ranks.int_channel import ChannelClosed, IntChannel
 from lora import log_lines
 from lora.batch import DeviceTables
 from lora.disk_cache import packed_path
@@ -83,13 +83,13 @@ class PlacedAdapters:
 
 def main() -> None:
     config_path, index = Path(sys.argv[1]), int(sys.argv[2])
-    steps, placements = (Channel(socket.socket(fileno=int(end))) for end in sys.argv[3:5])
+    steps, placements = (IntChannel(socket.socket(fileno=int(end))) for end in sys.argv[3:5])
     # The path is DATA_DIR/ranks/config.json, and the folder has the engine's name.
     log_lines.begin("engine", engine=config_path.parents[1].name, rank=index)
     # Only the first rank reacts to them: until its requests have ended, it needs this rank.
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
-    orders: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
+    orders: queue.SimpleQueue[array[int]] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(placements, orders), daemon=True).start()
     config = EngineConfig(**json.loads(config_path.read_text()))
     torch.set_num_threads(config.threads)
@@ -111,17 +111,17 @@ def main() -> None:
     num_under_way = 0
     while True:
         try:
-            step = steps.receive()
+            numbers = steps.receive()
         except ChannelClosed:
             os._exit(os.EX_OK)
-        runner.launch(decode(step))
+        runner.launch(decode(numbers))
         num_under_way += 1
         if num_under_way > runner.lag:
             runner.collect()
             num_under_way -= 1
 
 
-def _receive(placements: Channel, orders: "queue.SimpleQueue[bytearray]") -> None:
+def _receive(placements: IntChannel, orders: "queue.SimpleQueue[array[int]]") -> None:
     """Queue placements. End this process, whatever it is doing, when the first rank ends."""
     while True:
         try:
@@ -131,13 +131,14 @@ def _receive(placements: Channel, orders: "queue.SimpleQueue[bytearray]") -> Non
 
 
 def _place(
-    adapters: PlacedAdapters, orders: "queue.SimpleQueue[bytearray]", placements: Channel
+    adapters: PlacedAdapters, orders: "queue.SimpleQueue[array[int]]", placements: IntChannel
 ) -> None:
     """Place adapters in a thread beside the steps, so that no request waits for another's load."""
     while True:
-        number, digest, slabs = msgspec.msgpack.decode(orders.get())
+        number, d0, d1, d2, d3, *slabs = orders.get()
         try:
-            placements.send(msgspec.msgpack.encode((number, adapters.place(number, digest, slabs))))
+            answer = adapters.place(number, digest_of((d0, d1, d2, d3)), slabs)
+            placements.send([number, answer])
         except BaseException:
             logger.exception("placing an adapter failed: exiting")
             os._exit(os.EX_SOFTWARE)

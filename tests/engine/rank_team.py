@@ -10,7 +10,7 @@ import torch
 from engine.cpu.runner import ModelRunner
 from engine.models.weights import ShardedWeights, open_weights
 from engine.rank_process import PlacedAdapters
-from engine.ranks.encoding import decode
+from engine.ranks.batch_row import decode
 from engine.ranks.group import PLACED, LeadingRunner
 from engine.steps.meter import TokenMeter
 from lora.filling import SlabFiller
@@ -39,9 +39,9 @@ class Team:
         """Make the runner of the first rank."""
         return LeadingRunner(self._make_runner(0, tables, meter), self, tables)
 
-    def send_step(self, step):
+    def send_step(self, numbers):
         for steps in self._steps[1:]:
-            steps.put(step)
+            steps.put(list(numbers))
 
     def begin_placing(self, digest, slabs):
         self._num_placings += 1
@@ -60,8 +60,8 @@ class Team:
         """Launch and collect steps until one is None, as engine.rank_process does."""
         try:
             num_under_way = 0
-            while (step := self._steps[index].get()) is not None:
-                runner.launch(decode(step))
+            while (numbers := self._steps[index].get()) is not None:
+                runner.launch(decode(numbers))
                 num_under_way += 1
                 if num_under_way > runner.lag:
                     assert runner.collect().token_ids == ()
