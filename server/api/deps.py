@@ -6,7 +6,7 @@ Authentication is a dependency of every router; nothing here looks at a path.
 import hmac
 from collections.abc import Callable
 from ipaddress import ip_network
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -59,52 +59,47 @@ def gateway_of(request: Request) -> Gateway:
     return gateway
 
 
-class _Part:
+def _part(pick: Callable[[Gateway], object]) -> Any:
     """A dependency that is one part of the gateway."""
 
-    def __init__(self, pick: Callable[[Gateway], object]) -> None:
-        self._pick = pick
-
     # Async: FastAPI would call a plain function on a thread.
-    async def __call__(self, request: Request) -> object:
-        return self._pick(gateway_of(request))
+    async def part(request: Request) -> object:
+        return pick(gateway_of(request))
+
+    return Depends(part)
 
 
-AdapterViewDep = Annotated[
-    AdapterView, Depends(_Part(lambda gateway: AdapterView(gateway.catalog, gateway.bases)))
-]
-AuditorDep = Annotated[Auditor, Depends(_Part(lambda gateway: gateway.auditor))]
-BodiesDep = Annotated[Inflow, Depends(_Part(lambda gateway: gateway.bodies))]
-BasesDep = Annotated[Bases, Depends(_Part(lambda gateway: gateway.bases))]
-CancelsDep = Annotated[Cancels, Depends(_Part(lambda gateway: gateway.cancels))]
-CatalogDep = Annotated[Catalog, Depends(_Part(lambda gateway: gateway.catalog))]
-UploadBuildsDep = Annotated[UploadBuilds, Depends(_Part(lambda gateway: gateway.upload_builds))]
-DatabaseDep = Annotated[Database, Depends(_Part(lambda gateway: gateway.database))]
-DrainDep = Annotated[Drain, Depends(_Part(lambda gateway: gateway.drain))]
-EncodersDep = Annotated[Encoders, Depends(_Part(lambda gateway: gateway.encoders))]
-FollowerDep = Annotated[BaseFollower, Depends(_Part(lambda gateway: gateway.follower))]
-IdentitiesDep = Annotated[Identities, Depends(_Part(lambda gateway: gateway.identities))]
-LedgerProbeDep = Annotated[LedgerProbe, Depends(_Part(lambda gateway: gateway.ledger_probe))]
-LimiterDep = Annotated[MemoryLimiter, Depends(_Part(lambda gateway: gateway.limiter))]
-MetricsDep = Annotated[Metrics, Depends(_Part(lambda gateway: gateway.metrics))]
-NeighboursDep = Annotated[Neighbours | None, Depends(_Part(lambda gateway: gateway.neighbours))]
-PepperDep = Annotated[str, Depends(_Part(lambda gateway: gateway.pepper))]
-PriceTagsDep = Annotated[PriceTags, Depends(_Part(lambda gateway: gateway.price_tags))]
-ProverDep = Annotated[Prover, Depends(_Part(lambda gateway: gateway.prover))]
-RegistryLimitsDep = Annotated[
-    RegistryLimits, Depends(_Part(lambda gateway: gateway.registry_limits))
-]
-RoutesDep = Annotated[Routes, Depends(_Part(lambda gateway: gateway.routes))]
-ServingDep = Annotated[Serving, Depends(_Part(lambda gateway: gateway.serving))]
-SessionsDep = Annotated[Sessions, Depends(_Part(lambda gateway: gateway.sessions))]
-SettingsDep = Annotated[Settings, Depends(_Part(lambda gateway: gateway.settings))]
-SettlerDep = Annotated[Settler, Depends(_Part(lambda gateway: gateway.settler))]
-SignerDep = Annotated[Signer, Depends(_Part(lambda gateway: gateway.signer))]
-SpaceDep = Annotated[FreeSpace, Depends(_Part(lambda gateway: gateway.space))]
-SpoolDep = Annotated[Spool, Depends(_Part(lambda gateway: gateway.spool))]
-StatementsDep = Annotated[Statements, Depends(_Part(lambda gateway: gateway.statements))]
-StorageDep = Annotated[Storage, Depends(_Part(lambda gateway: gateway.storage))]
-WebhookRulesDep = Annotated[UrlRules, Depends(_Part(lambda gateway: gateway.webhook_rules))]
+AdapterViewDep = Annotated[AdapterView, _part(lambda it: AdapterView(it.catalog, it.bases))]
+AuditorDep = Annotated[Auditor, _part(lambda gateway: gateway.auditor)]
+BodiesDep = Annotated[Inflow, _part(lambda gateway: gateway.bodies)]
+BasesDep = Annotated[Bases, _part(lambda gateway: gateway.bases)]
+CancelsDep = Annotated[Cancels, _part(lambda gateway: gateway.cancels)]
+CatalogDep = Annotated[Catalog, _part(lambda gateway: gateway.catalog)]
+UploadBuildsDep = Annotated[UploadBuilds, _part(lambda gateway: gateway.upload_builds)]
+DatabaseDep = Annotated[Database, _part(lambda gateway: gateway.database)]
+DrainDep = Annotated[Drain, _part(lambda gateway: gateway.drain)]
+EncodersDep = Annotated[Encoders, _part(lambda gateway: gateway.encoders)]
+FollowerDep = Annotated[BaseFollower, _part(lambda gateway: gateway.follower)]
+IdentitiesDep = Annotated[Identities, _part(lambda gateway: gateway.identities)]
+LedgerProbeDep = Annotated[LedgerProbe, _part(lambda gateway: gateway.ledger_probe)]
+LimiterDep = Annotated[MemoryLimiter, _part(lambda gateway: gateway.limiter)]
+MetricsDep = Annotated[Metrics, _part(lambda gateway: gateway.metrics)]
+NeighboursDep = Annotated[Neighbours | None, _part(lambda gateway: gateway.neighbours)]
+PepperDep = Annotated[str, _part(lambda gateway: gateway.pepper)]
+PriceTagsDep = Annotated[PriceTags, _part(lambda gateway: gateway.price_tags)]
+ProverDep = Annotated[Prover, _part(lambda gateway: gateway.prover)]
+RegistryLimitsDep = Annotated[RegistryLimits, _part(lambda gateway: gateway.registry_limits)]
+RoutesDep = Annotated[Routes, _part(lambda gateway: gateway.routes)]
+ServingDep = Annotated[Serving, _part(lambda gateway: gateway.serving)]
+SessionsDep = Annotated[Sessions, _part(lambda gateway: gateway.sessions)]
+SettingsDep = Annotated[Settings, _part(lambda gateway: gateway.settings)]
+SettlerDep = Annotated[Settler, _part(lambda gateway: gateway.settler)]
+SignerDep = Annotated[Signer, _part(lambda gateway: gateway.signer)]
+SpaceDep = Annotated[FreeSpace, _part(lambda gateway: gateway.space)]
+SpoolDep = Annotated[Spool, _part(lambda gateway: gateway.spool)]
+StatementsDep = Annotated[Statements, _part(lambda gateway: gateway.statements)]
+StorageDep = Annotated[Storage, _part(lambda gateway: gateway.storage)]
+WebhookRulesDep = Annotated[UrlRules, _part(lambda gateway: gateway.webhook_rules)]
 
 
 # ---- the caller ----

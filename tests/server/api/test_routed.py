@@ -52,12 +52,6 @@ def test_a_model_that_is_late_with_its_first_token_has_not_begun_by_scoring_the_
     assert (answered.status_code, answered.headers[HEADER]) == (200, "small;late, large;answered")
 
 
-def test_the_callers_own_faults_end_the_request(user: User) -> None:
-    refused = ask(user, "fall", max_tokens=100_000)
-    assert (refused.status_code, refused.headers[HEADER]) == (400, "small;refused")
-    assert attempts(user) == []
-
-
 def test_the_limit_of_an_adapter_is_passed_on_and_the_tenants_is_not(user: User) -> None:
     limits = {"requests_per_minute": 1}
     assert user.call("PUT", "/v1/adapters/small/limits", limits).status_code == 200
@@ -70,15 +64,6 @@ def test_the_limit_of_an_adapter_is_passed_on_and_the_tenants_is_not(user: User)
     refused = ask(user, "fall")
     assert (refused.status_code, refused.headers[HEADER]) == (429, "small;refused")
     assert refused.headers["x-ratelimit-scope"] == "requests;tenant"
-
-
-def test_an_exhausted_budget_is_not_passed_on(user: User) -> None:
-    path = f"/admin/v1/tenants/{user.name}/budgets/monthly/hard"
-    assert user.product.operator.call("PUT", path, {"amount": "0"}).status_code == 200
-    refused = ask(user, "fall")
-    assert (refused.status_code, refused.headers[HEADER]) == (429, "small;refused")
-    assert refused.json()["error"]["code"] == "insufficient_quota"
-    assert attempts(user) == []
 
 
 def test_a_model_that_is_gone_is_passed_over_and_nothing_is_held_for_it(user: User) -> None:
@@ -100,13 +85,6 @@ def test_where_no_model_answers_the_client_gets_the_last_error(user: User, strea
     assert settle(user) == {"1": 0, "2": 0}
     assert not user.product.gateway.bases.num_running
     assert not user.product.gateway.bases.parents
-
-
-def test_an_overloaded_server_is_told_of_every_model(user: User) -> None:
-    user.product.engines.is_ready = False
-    refused = ask(user, "fall")
-    assert refused.status_code == 503
-    assert refused.headers[HEADER] == "small;unavailable, large;unavailable"
 
 
 def with_clock(user: User) -> Clock:
@@ -292,13 +270,6 @@ def test_a_key_of_the_caller_always_gets_the_same_model_of_weights(user: User) -
     assert set.union(*chosen.values()) == {"small;answered", "large;answered"}
 
 
-def test_a_model_of_weights_has_no_other_behind_it(user: User) -> None:
-    models = [{"model": "small", "weight": 1}]
-    set_route(user, "one", {"strategy": "weights", "models": models})
-    give(user, small=fail(RequestRefused("queue_full")))
-    assert ask(user, "one").headers[HEADER] == "small;overloaded"
-
-
 # ---- other fields of a request ----
 
 
@@ -314,14 +285,6 @@ def test_completions_shapes_and_lists_of_prompts_are_admitted_anew_for_each_mode
     first, second = user.product.engines.asked
     assert first.grammar == second.grammar != ""
     assert first.prompts == second.prompts
-
-
-def test_a_request_with_tools_is_admitted_for_each_model(user: User) -> None:
-    give(user, small=answer(-9.0))
-    tool = {"name": "add", "parameters": {"type": "object", "properties": {}}}
-    answered = ask(user, "up", tools=[{"type": "function", "function": tool}])
-    assert answered.headers[HEADER] == "small;weak, large;answered"
-    assert all(message.grammar for message in user.product.engines.asked)
 
 
 # ---- requests without a route ----
