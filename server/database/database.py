@@ -149,18 +149,16 @@ class Database:
         return await asyncio.wrap_future(future)
 
     def read_sync(self, fn: Callable[[Connection], T]) -> T:
-        try:
-            return self._read_once(fn)
-        except exc.DBAPIError as error:
-            if not error.connection_invalidated:
-                raise unavailable(error) from error
-        except exc.TimeoutError as error:
-            raise unavailable(error) from error
-        # The server dropped an idle connection, and the pool has discarded the others with it.
-        try:
-            return self._read_once(fn)
-        except (exc.DBAPIError, exc.TimeoutError) as error:
-            raise unavailable(error) from error
+        is_again = False
+        while True:
+            try:
+                with self._reading.connect() as conn:
+                    return fn(conn)
+            except (exc.DBAPIError, exc.TimeoutError) as error:
+                # If the server dropped an idle connection, the pool has discarded the others, too.
+                if is_again or not getattr(error, "connection_invalidated", False):
+                    raise unavailable(error) from error
+            is_again = True
 
     async def write(self, fn: Callable[[Connection], T], *, order: str = "") -> T:
         """fn's result once its write is durable, committed in one group with other writes.
@@ -221,10 +219,6 @@ class Database:
             queue_timeout_s=self._config.queue_timeout_s,
             clock=self._clock,
         )
-
-    def _read_once(self, fn: Callable[[Connection], T]) -> T:
-        with self._reading.connect() as conn:
-            return fn(conn)
 
     @contextmanager
     def _migration_lock(self) -> Iterator[None]:
