@@ -85,7 +85,9 @@ class Sessions:
             if tenant_id and (limited := _too_many(conn, key_id, tenant_id, now_ms)):
                 return limited  # Returned: raised, it would make its whole group run again.
             _make_room(conn, key_id, now_ms)
-            _insert(conn, token, key_id, key_hmac, now_ms)
+            session = {"token_sha256": _sha256(token), "key_id": key_id, "key_hmac": key_hmac}
+            times = {"created_at_ms": now_ms, "expires_at_ms": now_ms + LIFETIME_S * 1000}
+            conn.execute(sa.insert(console_sessions).values(**session, **times))
             _audit(conn, _BEGIN, key_id, tenant_id, now_ms)
             return None
 
@@ -157,18 +159,6 @@ def _read(conn: Connection, digest: str) -> _Session | None:
     query = sa.select(columns.key_id, columns.key_hmac, columns.expires_at_ms)
     row = conn.execute(query.where(columns.token_sha256 == digest)).first()
     return None if row is None else _Session(*row)
-
-
-def _insert(conn: Connection, token: str, key_id: str, key_hmac: str, now_ms: int) -> None:
-    conn.execute(
-        sa.insert(console_sessions).values(
-            token_sha256=_sha256(token),
-            key_id=key_id,
-            key_hmac=key_hmac,
-            created_at_ms=now_ms,
-            expires_at_ms=now_ms + LIFETIME_S * 1000,
-        )
-    )
 
 
 def _too_many(conn: Connection, key_id: str, tenant_id: str, now_ms: int) -> Limited | None:
