@@ -121,23 +121,16 @@ class ReceiptCheck:
     def add(self, row: int, receipt: Receipt) -> None:
         """Check the next receipt, which is in that row of the file."""
         self.num_receipts += 1
-        if faults := list(type_faults(receipt)):
-            self._note(row, receipt, faults)
+        if (computed := self._check(row, receipt)) is None:
             return
-        computed = sha256_of(receipt)
-        self._note(row, receipt, receipt_faults(receipt, computed, self._keys))
         self._note(row, receipt, self._chain_faults(receipt, computed))
         if (of := self._statement) and _is_on(of, receipt):
             self._figures.add(receipt)
 
     def add_reversal(self, row: int, receipt: Receipt, correction: Receipt) -> None:
         """Check a correction by itself, and that it reverses a receipt that was added."""
-        if faults := list(type_faults(correction)):
-            self._note(row, correction, faults)
-            return
-        computed = sha256_of(correction)
-        self._note(row, correction, receipt_faults(correction, computed, self._keys))
-        self._note(row, correction, reversal_faults(receipt, correction))
+        if self._check(row, correction) is not None:
+            self._note(row, correction, reversal_faults(receipt, correction))
 
     def finish(self) -> None:
         """Compare the receipts with the statement, if there is one. Call it after all receipts."""
@@ -152,6 +145,15 @@ class ReceiptCheck:
     def note(self, field: str | None, message: str) -> None:
         """Add a finding about the whole file."""
         self._keep(Finding(row=None, field=field, message=message))
+
+    def _check(self, row: int, receipt: Receipt) -> str | None:
+        """Check a receipt by itself. Returns its hash, None if a field has a wrong type."""
+        if faults := list(type_faults(receipt)):
+            self._note(row, receipt, faults)
+            return None
+        computed = sha256_of(receipt)
+        self._note(row, receipt, receipt_faults(receipt, computed, self._keys))
+        return computed
 
     def _note(self, row: int, receipt: Receipt, faults: "Iterator[Fault] | list[Fault]") -> None:
         for field_name, message in faults:
