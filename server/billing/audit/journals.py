@@ -4,7 +4,7 @@ Numbers and totals are compared in the database, single records only where the f
 The meter shares no code with the journal or the ledger.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -232,11 +232,7 @@ def _check_ends(scope: Scope, engine_id: str, ends: Sequence[EndRecord]) -> Iter
     for end in ends:
         row = by_seq.get(end.seq)
         subject = f"end {end.number} of engine {engine_id} (request {end.request_id})"
-        if row is None:
-            yield Finding("journal files", subject, "is settled and has no event")
-            continue
-        pairs = {name: (value, row[name]) for name, value in event_of(end).items()}
-        yield from differences("journal files", subject, pairs)
+        yield from _compare(subject, row, event_of(end))
 
 
 def _check_stays(scope: Scope, engine_id: str, record: ResidencyRecord) -> Iterator[Finding]:
@@ -252,13 +248,18 @@ def _check_stays(scope: Scope, engine_id: str, record: ResidencyRecord) -> Itera
         if source_id in free:
             continue
         subject = f"stay {source_id} of engine {engine_id}"
-        if row is None:
-            yield Finding("journal files", subject, "is settled and has no event")
-            continue
         same = ("tier", "size_bytes", "slabs", "duration_ms")
-        pairs = {name: (getattr(item, name), row[name]) for name in same}
-        pairs["adapter_digest"] = (item.digest, row["adapter_digest"])
-        yield from differences("journal files", subject, pairs)
+        of_item = {name: getattr(item, name) for name in same} | {"adapter_digest": item.digest}
+        yield from _compare(subject, row, of_item)
+
+
+def _compare(
+    subject: str, event: sa.RowMapping | None, expected: Mapping[str, Any]
+) -> Iterable[Finding]:
+    if event is None:
+        return [Finding("journal files", subject, "is settled and has no event")]
+    pairs = {name: (value, event[name]) for name, value in expected.items()}
+    return differences("journal files", subject, pairs)
 
 
 def _journaled(directory: Path) -> tuple[int, int]:
