@@ -264,13 +264,8 @@ class Settler:
         logger.error("journal of %s is lost: %s", engine_id, detail)
 
         def note(conn: Connection) -> None:
-            record_incident(
-                conn,
-                at_ms=self._now_ms(conn),
-                kind="journal_lost",
-                engine_id=engine_id,
-                detail=detail,
-            )
+            lost = {"engine_id": engine_id, "detail": detail}
+            record_incident(conn, at_ms=self._now_ms(conn), kind="journal_lost", **lost)
 
         await self._database.write(note)
         lag.is_lost = True

@@ -6,7 +6,7 @@ posting order, so that no receipt comes late, is in two objects, or is missing.
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from registry.errors import NoRoom, StorageError
 from registry.extras import ExtraMissing
 from registry.storage.storage import Storage, folder_of
 from registry.storage.work_dir import WorkDir
-from server.billing.exports.formats import INFO, Encoder, ExportFormat, open_encoder
+from server.billing.exports.formats import INFO, ExportFormat, open_encoder
 from server.billing.receipts.receipt import Receipt
 from server.billing.receipts.rows import read_receipts, select_receipts
 from server.billing.tables import entries, scheduled_exports, tenant_accounts
@@ -182,12 +182,10 @@ class ScheduledExports:
                     partial(_read, tenant_id=schedule.tenant_id, first=seq, last=to)
                 )
                 assert len(page) == to - seq + 1, "a gap in a chain of receipts"
-                await asyncio.to_thread(self._add, file, encoder, page)
+                rows = await asyncio.to_thread(encoder.add, page)
+                await asyncio.to_thread(self._append, file, rows)
             await asyncio.to_thread(self._append, file, encoder.end())
             await asyncio.to_thread(self._put, key, file)
-
-    def _add(self, file: Path, encoder: Encoder, page: Sequence[Receipt]) -> None:
-        self._append(file, encoder.add(page))
 
     def _append(self, file: Path, data: bytes) -> None:
         with self._work.space.promise((file, len(data))), file.open("ab") as whole:
