@@ -8,6 +8,7 @@ from sqlalchemy.engine import Connection
 from registry.tables import audit_log
 from server.database.clock import database_now_ms
 from server.database.database import Database
+from server.text.times import DAY_MS
 
 MAX_LINES = 1000
 PRUNED_AT_ONCE = 1000
@@ -70,7 +71,7 @@ async def prune(database: Database, retention_days: int) -> None:
 
     def delete(conn: Connection) -> int:
         old = sa.select(audit_log.c.audit_id).order_by(audit_log.c.at_ms).limit(PRUNED_AT_ONCE)
-        old = old.where(audit_log.c.at_ms < database_now_ms(conn) - retention_days * 86_400_000)
+        old = old.where(audit_log.c.at_ms < database_now_ms(conn) - retention_days * DAY_MS)
         return conn.execute(sa.delete(audit_log).where(audit_log.c.audit_id.in_(old))).rowcount
 
     while await database.write(delete) == PRUNED_AT_ONCE:

@@ -39,9 +39,8 @@ from server.billing.tables import (
     usage_rollups,
 )
 from server.database.upsert import upsert
+from server.text.times import DAY_MS, HOUR_MS
 
-_HOUR_MS = 3_600_000
-_DAY_MS = 24 * _HOUR_MS
 _MB_S = 10**6 * 1000
 """Bytes times milliseconds in a megabyte-second (10^6 bytes for a second)."""
 
@@ -241,7 +240,7 @@ def _add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) -
     for receipt, draft in posted:
         key = (
             draft.tenant_id,
-            draft.at_ms - draft.at_ms % _HOUR_MS,
+            draft.at_ms - draft.at_ms % HOUR_MS,
             draft.kind,
             receipt["key_id"] or "",
             receipt["model"] or "",
@@ -263,7 +262,7 @@ def _add_to_days(conn: Connection, rollups: Mapping[tuple[Any, ...], dict[str, i
         if kind in SPEND_KINDS:
             names |= {"key": key_id, "model": model}
         for dimension, name in names.items():
-            total = days[tenant_id, dimension, hour_ms - hour_ms % _DAY_MS, name]
+            total = days[tenant_id, dimension, hour_ms - hour_ms % DAY_MS, name]
             for column in USAGE_SUMS:
                 total[column] += added[column]
     _add_sums(conn, usage_days, days)

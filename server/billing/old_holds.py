@@ -12,8 +12,9 @@ from sqlalchemy.engine import Connection
 from server.billing.tables import IS_PAST_HOLD, holds
 from server.database.clock import database_now_ms
 from server.database.database import Database
+from server.text.times import DAY_MS
 
-KEPT_MS = 2 * 86_400_000
+KEPT_MS = 2 * DAY_MS
 """Age, since it was posted, at which a hold is deleted."""
 MAX_AT_ONCE = 1000
 """Holds in one transaction."""

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-GB_HOUR = 10**9 * 3_600_000
+from server.text.times import DAY_MS, HOUR_MS
+
+GB_HOUR = 10**9 * HOUR_MS
 """Bytes times milliseconds in a gigabyte-hour."""
 _PARTS = ("prompt", "cached", "completion")
-_HOUR_MS = 3_600_000
-_MONTH_MS = 30 * 24 * _HOUR_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +127,12 @@ def kept_amount(size_bytes: int, duration_ms: int, gb_hour_nanousd: int) -> int:
 
 def monthly_storage_nanousd(size_bytes: int, price: Prices) -> int:
     """Return the price of an object in the store for 30 days."""
-    return kept_amount(size_bytes, _MONTH_MS, price.storage_nanousd)
+    return kept_amount(size_bytes, 30 * DAY_MS, price.storage_nanousd)
 
 
 def hourly_pin_nanousd(size_bytes: int, price: Prices) -> int:
     """Return the price of an adapter that is pinned in device memory for an hour."""
-    return kept_amount(size_bytes, _HOUR_MS, price.pinned_nanousd)
+    return kept_amount(size_bytes, HOUR_MS, price.pinned_nanousd)
 
 
 def format_usd(nanousd: int) -> str:

@@ -18,11 +18,12 @@ from sqlalchemy.engine import Connection
 from registry.tables import adapter_pins, adapter_versions
 from server.billing.entries import lock_ledger
 from server.billing.receipts.signing import Signer
-from server.billing.storage_stretches import DAY_MS, Kind, Stretch, Tier, post_stretches, take_days
+from server.billing.storage_stretches import Kind, Stretch, Tier, post_stretches, take_days
 from server.billing.tables import journal_positions
 from server.database.clock import database_now_ms
 from server.database.database import Database
 from server.database.upsert import upsert
+from server.text.times import DAY_MS
 
 Account = Literal["storage", "pins"]
 ACCOUNTS: tuple[Account, ...] = ("storage", "pins")

@@ -22,11 +22,10 @@ from server.billing.receipts.receipt import Receipt
 from server.billing.receipts.signing import Signer
 from server.billing.tables import kept_events, residency_sums
 from server.database.upsert import upsert
+from server.text.times import DAY_MS
 
 Kind = Literal["storage", "pinned", "resident"]
 Tier = Literal["store", "device", "host", "disk"]
-
-DAY_MS = 86_400_000
 
 _OF_SUM = ("source_id", "started_at_ms", "at_ms", "duration_ms")
 _COLUMNS = tuple(column.name for column in kept_events.c if column.name != "event_id")

@@ -27,12 +27,12 @@ from server.billing.tables import (
     usage_rollups,
 )
 from server.text.json_object import JsonObject
+from server.text.times import DAY_MS, HOUR_MS
 
 Dimension = Literal["tenant", "model", "key", "adapter_digest", "kind", "day", "hour", "minute"]
 MAX_GROUPS = 10_000
 
-HOUR_MS = 3_600_000
-WIDTH_MS = {"minute": 60_000, "hour": HOUR_MS, "day": 24 * HOUR_MS}
+WIDTH_MS = {"minute": 60_000, "hour": HOUR_MS, "day": DAY_MS}
 
 SUMS_OF_ROLLUP: JsonObject = {
     name: usage_rollups.c[name] for name in USAGE_SUMS if name != "num_requests"
@@ -142,7 +142,7 @@ def _sources(group_by: Sequence[Dimension], only: Selection) -> list[tuple[int, 
     if "minute" not in group_by:
         sources.insert(0, (HOUR_MS, _rollup_rows))
         if "hour" not in group_by and _day_dimension(group_by, only) is not None:
-            sources.insert(0, (WIDTH_MS["day"], _day_rows))
+            sources.insert(0, (DAY_MS, _day_rows))
     return sources
 
 

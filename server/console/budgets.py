@@ -9,9 +9,8 @@ from server.billing.budgets import BudgetKind
 from server.billing.months import end_of, month_of
 from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.usage import Selection, sum_entries
-from server.console.days import DAY_MS
 from server.database.clock import now_ms
-from server.text.times import day_of
+from server.text.times import DAY_MS, day_of
 
 _RATE_DAYS = 7
 """Days whose mean spend says when a budget will be used up."""

@@ -7,9 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from registry.errors import Invalid
 from server.database.clock import now_ms
-from server.text.times import day_of
+from server.text.times import DAY_MS, day_of
 
-DAY_MS = 86_400_000
 _SHOWN_DAYS = 30
 _MOST_DAYS = 366
 

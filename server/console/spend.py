@@ -23,11 +23,11 @@ from server.billing.rating import format_usd
 from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.usage import Selection, UsageSum, sum_entries
 from server.console.budgets import with_forecasts
-from server.console.days import DAY_MS, Days
+from server.console.days import Days
 from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.viewers import AnyTenant, TenantViewer, UsageViewer
-from server.text.times import day_of
+from server.text.times import DAY_MS, day_of
 
 router = pages_router()
 

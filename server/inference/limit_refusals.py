@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
 from server.limits.rules import Limit, Metric
+from server.text.times import HOUR_MS
 from server.webhooks.events import get_webhook, insert_event, new_event
 
 RefusingLimit = Literal[
@@ -26,7 +27,6 @@ _KINDS: dict[Metric, RefusingLimit] = {
     "concurrency": "concurrency",
 }
 _INTERVAL_S = 5.0
-_HOUR_MS = 3_600_000
 
 
 class LimitRefusals:
@@ -64,7 +64,7 @@ class LimitRefusals:
     async def tell(self) -> None:
         """Insert the events that are due. Raises DatabaseError."""
         at_ms = self._clock()
-        hour = at_ms // _HOUR_MS
+        hour = at_ms // HOUR_MS
         self._hours = {limit: told for limit, told in self._hours.items() if told == hour}
         for limit in [limit for limit in self._counts if limit not in self._hours]:
             count = self._counts.pop(limit)
@@ -81,6 +81,6 @@ def _insert(conn: Connection, *, limit: Limit, num_refused: int, at_ms: int) -> 
         return True
     data = {"tenant_id": limit.scope_id, "metric": limit.metric, "limit": limit.amount}
     data |= {"num_refused": num_refused}
-    subject = f"{limit.metric} {at_ms // _HOUR_MS}"
+    subject = f"{limit.metric} {at_ms // HOUR_MS}"
     event = new_event(limit.scope_id, "limit.reached", data, now_ms=at_ms, subject=subject)
     return insert_event(conn, event)

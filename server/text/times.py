@@ -3,6 +3,8 @@
 import functools
 from datetime import UTC, datetime, timedelta
 
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

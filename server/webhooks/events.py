@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 from registry.catalog.audit import record_audit
 from server.database.upsert import upsert
 from server.text.json_object import JsonObject
-from server.text.times import rfc3339
+from server.text.times import DAY_MS, rfc3339
 from server.webhooks.tables import webhook_events, webhooks
 
 EventType = Literal["webhook.test", "budget.threshold_reached", "budget.exhausted", "limit.reached"]
@@ -27,7 +27,7 @@ MAX_PENDING = 100
 """Most events of one tenant that wait for delivery. A request for another test event is refused;
 for any other event, the one that waited longest is given up.
 """
-KEPT_MS = 30 * 86_400_000
+KEPT_MS = 30 * DAY_MS
 """Age at which an event is deleted."""
 MAX_PRUNED_AT_ONCE = 1000
 

@@ -10,13 +10,14 @@ from server.billing.rating import TokenPrices, amount_nanousd, is_free_error
 from server.billing.receipts.rows import TOKEN_PRICES
 from server.billing.tables import IS_OPEN, entries, holds, incidents, price_versions, usage_events
 from server.database.pages import pages
+from server.text.times import DAY_MS
 
 _GRACE_MS = 60_000
 """Time after expiry in which an open hold is no finding.
 
 A settler voids within seconds, but the engine's clock may differ from the database's.
 """
-_LOST_MS = 24 * 3_600_000
+_LOST_MS = DAY_MS
 """Time after expiry at which an open hold is a finding even if nobody settles its journal."""
 
 _SAME = (

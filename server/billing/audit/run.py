@@ -21,6 +21,7 @@ from server.billing.audit.statements import check_documents, check_statements
 from server.billing.audit.sums import check_accounts, check_entry_ids, check_months, check_rollups
 from server.billing.tables import incidents
 from server.database.clock import database_now_ms
+from server.text.times import DAY_MS
 
 Check = Callable[[Scope], Iterable[Finding]]
 
@@ -34,7 +35,7 @@ _SUMS: Sequence[Check] = (
     check_open_holds,
 )
 _ROWS: Sequence[Check] = (check_entries, check_events, check_numbers, check_holds, check_documents)
-_RECENT_MS = 48 * 3_600_000
+_RECENT_MS = 2 * DAY_MS
 
 
 def audit(

@@ -22,10 +22,10 @@ from server.billing.tables import (
     usage_days,
     usage_rollups,
 )
-from server.billing.usage import WIDTH_MS, Dimension, Selection, entry_rows
+from server.billing.usage import Dimension, Selection, entry_rows
 from server.database.pages import pages
+from server.text.times import DAY_MS
 
-_DAY_MS = WIDTH_MS["day"]
 _DIMENSIONS_OF_DAYS = ("kind", "key", "model")
 _DIMENSIONS = ("hour_ms", "kind", "key_id", "model", "adapter_digest")
 
@@ -94,7 +94,7 @@ def check_months(scope: Scope) -> Iterator[Finding]:
     expected: dict[tuple[str, str], int] = defaultdict(int)
     entry = entries.c
     # Sums are made by day, since the databases share no function for months; a day has one month.
-    day = entry.at_ms.op("/")(sa.literal_column(str(_DAY_MS)))
+    day = entry.at_ms.op("/")(sa.literal_column(str(DAY_MS)))
     charged = sa.case(
         (entry.credit_account.startswith("revenue/"), entry.amount_nanousd),
         (entry.debit_account.startswith("revenue/"), -entry.amount_nanousd),
@@ -105,7 +105,7 @@ def check_months(scope: Scope) -> Iterator[Finding]:
         query = query.where(entry.entry_id.between(first, last)).group_by(entry.tenant_id, day)
         for tenant_id, number, amount in scope.conn.execute(query):
             with suppress(*UNREADABLE):  # An impossible date: the receipt's seal is broken.
-                expected[tenant_id, month_of(number * _DAY_MS)] += amount
+                expected[tenant_id, month_of(number * DAY_MS)] += amount
     rows = scope.conn.execute(sa.select(monthly_spend))
     found = {(row.tenant_id, row.month): row.amount_nanousd for row in rows}
     scope.count("months", len(found))
@@ -120,9 +120,9 @@ def check_rollups(scope: Scope) -> Iterator[Finding]:
     tables = (tenant_accounts, usage_rollups, usage_days)
     all_ids = sa.union(*(sa.select(table.c.tenant_id) for table in tables)).subquery()
     for tenant_id in scope.conn.scalars(sa.select(all_ids).order_by(all_ids.c.tenant_id)).all():
-        begin = _next_day(scope, tenant_id, scope.since_ms - scope.since_ms % _DAY_MS)
+        begin = _next_day(scope, tenant_id, scope.since_ms - scope.since_ms % DAY_MS)
         while begin is not None:
-            end = begin + _DAY_MS
+            end = begin + DAY_MS
             hours = _sums_of_entries(scope, tenant_id, begin, end)
             found = _rollups(scope, tenant_id, begin, end)
             scope.count("roll-ups", len(found))
@@ -159,7 +159,7 @@ def _next_day(scope: Scope, tenant_id: str, begin: int) -> int | None:
         for at, is_one in times
     ]
     first = min((at_ms for at_ms in firsts if at_ms is not None), default=None)
-    return None if first is None else first - first % _DAY_MS
+    return None if first is None else first - first % DAY_MS
 
 
 def _sums_of_entries(scope: Scope, tenant_id: str, begin: int, end: int) -> _Sums:
@@ -196,7 +196,7 @@ def _days(scope: Scope, tenant_id: str, begin: int) -> _Sums:
     columns = ("day_ms", "dimension", "name", "num_requests", *ROLLUP_SUMS[1:])
     query = sa.select(*(table[name] for name in columns))
     query = query.where(table.tenant_id == tenant_id, table.dimension.in_(_DIMENSIONS_OF_DAYS))
-    query = query.where(table.day_ms >= begin, table.day_ms < begin + _DAY_MS)
+    query = query.where(table.day_ms >= begin, table.day_ms < begin + DAY_MS)
     return {tuple(row[:3]): tuple(row[3:]) for row in scope.conn.execute(query)}
 
 

@@ -16,6 +16,7 @@ from server.billing.rating import Prices
 from server.billing.receipts.receipt import sha256_of
 from server.billing.storage_charges import DAY_MS, Kept
 from server.billing.tables import kept_events
+from server.text.times import DAY_MS
 from tests.registry.rows import add_version
 from tests.server.factories import (
     ENGINE,

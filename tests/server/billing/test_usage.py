@@ -18,8 +18,8 @@ from server.billing.rating import kept_amount
 from server.billing.receipts.receipt import SPEND_KINDS, tenant_account
 from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.tables import entries, kept_events, tenant_accounts, usage_days, usage_rollups
-from server.billing.usage import HOUR_MS, WIDTH_MS, Selection, UsageSum, sum_entries
-from server.text.times import rfc3339
+from server.billing.usage import WIDTH_MS, Selection, UsageSum, sum_entries
+from server.text.times import HOUR_MS, rfc3339
 from tests.server.factories import (
     ENGINE,
     NOW_MS,

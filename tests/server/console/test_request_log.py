@@ -3,9 +3,8 @@
 import re
 
 from server.billing.request_log import MAX_LOOKED_AT, Asked, read_page
-from server.console.days import DAY_MS
 from server.database.clock import now_ms
-from server.text.times import day_of
+from server.text.times import DAY_MS, day_of
 from tests.server.console.browsing import SignIn, Visitor
 from tests.server.export_ledger import use
 from tests.server.in_process import InProcess, User

@@ -13,10 +13,10 @@ import pytest
 
 from server.billing.usage import UsageSum
 from server.console.budgets import forecast_of
-from server.console.days import DAY_MS, quick_ranges
+from server.console.days import quick_ranges
 from server.console.spend import plot_of
 from server.database.clock import now_ms
-from server.text.times import day_of
+from server.text.times import DAY_MS, day_of
 from tests.server.console.browsing import SignIn, Visitor, shown
 from tests.server.console.test_bill import pay
 from tests.server.export_ledger import use
