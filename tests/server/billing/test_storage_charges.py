@@ -14,7 +14,7 @@ from server.billing import ledger, storage_charges
 from server.billing.prices import DEFAULT_PRICES, add_price
 from server.billing.rating import Prices
 from server.billing.receipts.receipt import sha256_of
-from server.billing.storage_charges import DAY_MS, Kept
+from server.billing.storage_charges import Kept
 from server.billing.tables import kept_events
 from server.text.times import DAY_MS
 from tests.registry.rows import add_version

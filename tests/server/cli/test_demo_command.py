@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -127,11 +126,3 @@ def test_without_adapters_the_requests_to_paste_name_the_model_itself(capsys):
     said = capsys.readouterr().out
     assert said.count('{"model": "m", ') == 2
     assert 'model, messages = "m"' in said
-
-
-def test_a_port_that_is_taken_is_the_last_line(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        ended = CliRunner().invoke(app, ["demo", "--port", port, "--data-dir", str(tmp_path)])
-    assert (ended.exit_code, ended.stdout) == (1, "")
-    assert ended.stderr.splitlines()[-1].startswith(f"Error: Cannot listen on 127.0.0.1:{port}")

@@ -418,14 +418,8 @@ def test_another_command_does_not_wait_for_what_the_first_did_wrong(tmp_path):
 
 
 def test_nothing_lingers_not_even_what_a_child_has_started(tmp_path):
-    code = f"""
-import pathlib, subprocess, sys, time
-grandchild = subprocess.Popen([sys.executable, "-c", {SLEEP!r}])
-pathlib.Path(sys.argv[1]).write_text(str(grandchild.pid))
-time.sleep(600)
-"""
     note = tmp_path / "pid"
-    with Supervisor([make_child("parent", code, note)], FAST) as supervisor:
+    with Supervisor([make_child("parent", WITH_GRANDCHILD, note)], FAST) as supervisor:
         run_until(supervisor, lambda: note.exists() and note.read_text())
         pids = [*supervisor.pids.values(), int(note.read_text())]
     wait_until(lambda: not any(is_alive(pid) for pid in pids))

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from engine.wire.endpoint import Endpoint
 from server.pool.control_files import (
     ControlFileDamaged,
     Member,
@@ -40,10 +39,6 @@ def test_where_nobody_has_said_anything_there_is_nothing(tmp_path):
     assert members_file(tmp_path).read() == ()
     assert wanted_file(tmp_path).read() is None
     assert wanted_file(tmp_path).changed_at == 0
-
-
-def test_a_member_is_where_a_client_connects_to():
-    assert FAR.endpoint == Endpoint("tcp://10.0.0.7:5555", "k" * 40)
 
 
 def test_a_reader_finds_the_old_list_or_the_new_one_and_never_a_part(tmp_path):

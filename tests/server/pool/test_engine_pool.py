@@ -361,22 +361,6 @@ def suspect_it(engines, message):
             raise EngineDied(death)
 
 
-async def test_a_request_that_killed_an_engine_alone_is_not_tried_at_a_fourth():
-    async with fakes("a", "b", "c", "d") as pool:
-        poison = make_message("r", 5, 3)
-        for client in pool.clients.values():
-            client.poison = poison.prompt_token_ids
-        for number in range(3):
-            with pytest.raises(EngineDied):
-                await pool.ask(replace(poison, request_id=f"r{number}"))
-        with pytest.raises(Suspected) as refused:
-            await pool.ask(poison)
-        assert refused.value.retry_after_s is None
-        assert list(pool.states().values()).count("ready") == 1
-        (suspect,) = pool.engines.suspects.all()
-        assert (suspect.state, len(suspect.deaths)) == ("refused", 3)
-
-
 async def test_a_suspect_waits_for_an_engine_that_serves_nobody_else_and_others_go_elsewhere():
     suspect = make_message("s", 5, 3)
     async with fakes("a", "b") as pool:
