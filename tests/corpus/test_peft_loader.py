@@ -36,7 +36,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:peft.*")
 FUZZ = settings(
     deadline=None,
     derandomize=True,
-    max_examples=150,
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
@@ -148,18 +147,27 @@ _OWN_NAMES = {"text": ("", ""), "images": ("model.language_model.", "model."),
 
 
 class Tiny:
-    """The smallest model of two layers, as PEFT and as the registry see it."""
+    """The smallest model, as PEFT and as the registry see it.
 
-    def __init__(self, folder: Path) -> None:
+    options: of tests.tiny_models.save_model.
+    """
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        torch.set_num_threads(1)
         save_model(
-            folder / "model", tied=False, hidden_size=8, intermediate_size=12, head_dim=4,
-            num_attention_heads=2, num_key_value_heads=1,
+            folder / "model", hidden_size=8, intermediate_size=12, head_dim=4,
+            num_attention_heads=2, num_key_value_heads=1, **options,
         )  # fmt: skip
         self.base = BaseModel.load(folder / "model", "tiny", folder / "cache")
         self._config = AutoConfig.from_pretrained(folder / "model")
         self._weights = AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
-        self._folder = folder
+        self.folder = folder
         self._numbers = count()
+
+    def new_folder(self) -> Path:
+        folder = self.folder / str(next(self._numbers))
+        folder.mkdir()
+        return folder
 
     def adapted(
         self, chosen: dict[str, Any], whole: str = "text", adapter_name: str = "default"
@@ -183,8 +191,7 @@ class Tiny:
         return effects(model), get_peft_model_state_dict(model, adapter_name=adapter_name)
 
     def write(self, chosen: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
-        folder = self._folder / str(next(self._numbers))
-        folder.mkdir()
+        folder = self.new_folder()
         config = LoraConfig().to_dict() | chosen
         (folder / CONFIG_FILE).write_text(json.dumps(config))
         save_file({name: t.contiguous() for name, t in tensors.items()}, folder / WEIGHTS_FILE)
@@ -230,11 +237,10 @@ def assert_equal(served: _Effects, expected: _Effects) -> None:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    torch.set_num_threads(1)
-    return Tiny(tmp_path_factory.mktemp("loader"))
+    return Tiny(tmp_path_factory.mktemp("loader"), tied=False)
 
 
-@FUZZ
+@settings(FUZZ, max_examples=150)
 @given(
     chosen=_configs(),
     whole=st.sampled_from(sorted(_WHOLES)),
@@ -257,7 +263,7 @@ def test_what_was_trained_is_served_whoever_wrote_it(tiny, chosen, whole, writer
     )
 
 
-@FUZZ
+@settings(FUZZ, max_examples=150)
 @given(chosen=_configs(), other=_configs(), data=st.data())
 def test_what_peft_leaves_out_of_an_adapter_with_another_config_is_told(tiny, chosen, other, data):
     _, tensors = tiny.trained(chosen)

@@ -1,24 +1,20 @@
 """Random trained rows of the ends beside LoRA: the weights that are served are those of PEFT."""
 
-import io
 import re
 from copy import deepcopy
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load
 from transformers import AutoModelForCausalLM
 
-from registry.base.base_model import BaseModel
-from registry.formats.peft_format import EMBEDDING, lora_names, read_canonical
+from registry.formats.peft_format import EMBEDDING
+from tests.corpus.test_peft_loader import FUZZ, Tiny
 from tests.corpus.world import randomize
-from tests.tiny_models import canonical_bytes, save_model
 
 # PEFT warns that tied weights are saved or merged twice.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:peft.*")
@@ -41,22 +37,13 @@ _configs = st.fixed_dictionaries(
 )
 
 
-class Tiny:
-    """The smallest model."""
-
-    def __init__(self, folder: Path, tied: bool) -> None:
-        save_model(
-            folder / "model", tied=tied, hidden_size=8, intermediate_size=12, head_dim=4,
-            num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        )  # fmt: skip
-        self.base = BaseModel.load(folder / "model", "tiny", folder / "cache")
-        self._folder = folder
-        self._numbers = count()
+class TrainedRows(Tiny):
+    """The smallest model of one layer, of whose ends PEFT trains some rows."""
 
     def fresh_model(self) -> Any:
-        return AutoModelForCausalLM.from_pretrained(self._folder / "model", dtype=torch.float32)
+        return AutoModelForCausalLM.from_pretrained(self.folder / "model", dtype=torch.float32)
 
-    def write(self, options: dict[str, Any], rows: list[int]) -> Path:
+    def train(self, options: dict[str, Any], rows: list[int]) -> Path:
         """Save an adapter of which LoRA was trained, and these rows of what is saved whole: modules
         in modules_to_save, and ends below LoRA.
         """
@@ -70,7 +57,7 @@ class Tiny:
         for name, parameter in model.named_parameters():
             if "modules_to_save" in name or re.search(r"(lm_head|embed_tokens)\.base_layer", name):
                 parameter.data[rows] += torch.randn(len(rows), parameter.shape[1])
-        folder = self._folder / str(next(self._numbers))
+        folder = self.new_folder()
         try:
             model.save_pretrained(folder)
         except ValueError:
@@ -79,37 +66,30 @@ class Tiny:
 
     def served_model(self, folder: Path) -> Any:
         """The model with the weights that are served of an adapter."""
-        data = canonical_bytes(folder, self.base)
-        tensors = load(data)
         model = self.fresh_model()
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-        for name, effect in read_canonical(io.BytesIO(data), len(data)).modules.items():
-            a, b = (tensors[tensor].float() for tensor in lora_names(name))
-            update = effect.scale * (b @ a)
+        for name, (a, b, scale) in self.served(folder).items():
+            update = scale * (b.float() @ a.float())
             model.get_submodule(name).weight.data += update.T if name == EMBEDDING else update
         return model
 
 
 @pytest.fixture(scope="module")
 def tiny_of(tmp_path_factory):
-    torch.set_num_threads(1)
-    return {tied: Tiny(tmp_path_factory.mktemp("rows"), tied) for tied in (True, False)}
+    return {
+        tied: TrainedRows(tmp_path_factory.mktemp("rows"), tied=tied, num_hidden_layers=1)
+        for tied in (True, False)
+    }
 
 
-@settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=80,
-    phases=[Phase.generate, Phase.shrink],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+@settings(FUZZ, max_examples=80)
 @given(is_tied=st.booleans(), options=_configs, rows=_ids)
 @torch.inference_mode()
 def test_rows_that_were_trained_beside_lora_are_served_as_peft_loads_them(
     tiny_of, is_tied, options, rows
 ):
     tiny = tiny_of[is_tied]
-    folder = tiny.write(options, rows)
+    folder = tiny.train(options, rows)
     prompt = torch.tensor([[5, 17, *rows, 291, 0, 33]])
     try:
         expected = PeftModel.from_pretrained(tiny.fresh_model(), folder).eval()(prompt).logits

@@ -17,9 +17,9 @@ from tests.engine.fakes import (
     tokens_of,
     unbanned_token,
 )
-from tests.engine.gpu.backends import fake_backend
 from tests.engine.real_core import build_core
 from tests.engine.replay_drafter import ReplayDrafter
+from tests.engine.runners import RUNNERS
 from tests.engine.test_sampler import make_mask, make_row
 from tests.oracle import greedy, merged_model
 from tests.tiny_models import save_model
@@ -84,16 +84,8 @@ def test_no_answer_has_a_bad_word_and_all_else_is_as_it_was(tmp_path, lag, limit
         assert core.take_stats().drafts.accepted_tokens > 20
 
 
-RUNNERS = {
-    "cpu": {},
-    "cpu, late": {"lag": 1},
-    "device": {"make_backend": fake_backend},
-    "two ranks": {"num_ranks": 2},
-}
-
-
 @torch.inference_mode()
-@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("runner", ["cpu", "cpu, late", "device", "two ranks"])
 def test_a_model_says_what_it_says_in_transformers_without_these_words(tmp_path, runner):
     model_dir = save_model(tmp_path / "model", tied=False)
     model = merged_model(model_dir, None)

@@ -7,23 +7,13 @@ import pytest
 import torch
 
 from tests.engine.beams import vllm_beams
-from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message, run_until_idle, tokens_of
-from tests.engine.gpu.backends import fake_backend
-from tests.engine.gpu.device_team import DeviceTeam
 from tests.engine.real_core import add_adapter, build_core
+from tests.engine.runners import RUNNERS
 from tests.oracle import merged_model
 from tests.tiny_models import save_adapter, save_model
 
 WIDTH, NUM_TOKENS = 4, 20
-RUNNERS = {
-    "cpu": {},
-    "cpu, late": {"lag": 1},
-    "C": {"make_kernels": kernels_of("native")},
-    "device": {"make_backend": fake_backend},
-    "two ranks": {"num_ranks": 2},
-    "two devices": {"num_ranks": 2, "make_team": DeviceTeam},
-}
 
 
 class World:

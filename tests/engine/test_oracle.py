@@ -11,10 +11,10 @@ from itertools import product
 
 import pytest
 
+from tests.engine import runners
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message, tokens_of
 from tests.engine.gpu.backends import fake_backend
-from tests.engine.gpu.device_team import DeviceTeam
 from tests.engine.real_core import add_adapter, build_core
 from tests.engine.replay_drafter import ReplayDrafter
 from tests.oracle import greedy, merged_model
@@ -89,17 +89,12 @@ def run(core, messages, aborted, chance):
     raise AssertionError("a request never ended")
 
 
-RUNNERS = {
-    "cpu": {},
-    "cpu, late": {"lag": 1},
+RUNNERS = runners.RUNNERS | {
     "cpu, drafts": {"has_drafts": True},
-    "device": {"make_backend": fake_backend},
     "device, drafts": {
         "make_backend": partial(fake_backend, max_num_drafts=16),
         "has_drafts": True,
     },
-    "two ranks": {"num_ranks": 2},
-    "two devices": {"num_ranks": 2, "make_team": DeviceTeam},
     "cpu, draft model": {"has_draft_model": True},
     "C": {"make_kernels": kernels_of("native"), "has_drafts": True},
     "C, two ranks": {"make_kernels": kernels_of("native"), "num_ranks": 2, "has_drafts": True},

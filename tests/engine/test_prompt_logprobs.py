@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.steps.scoring import LOGITS_BYTES, ScoredTokens, score
-from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import (
     FakeRunner,
     make_adapter,
@@ -19,26 +18,17 @@ from tests.engine.fakes import (
     tokens_of,
     update,
 )
-from tests.engine.gpu.backends import fake_backend
-from tests.engine.gpu.device_team import DeviceTeam
 from tests.engine.real_core import add_adapter, build_core
+from tests.engine.runners import RUNNERS
 from tests.oracle import greedy, merged_model
 from tests.tiny_models import GEMMA2, save_adapter, save_model
 
 PROMPT = [(7 * i * i + 3) % 250 + 1 for i in range(61)]
 INVOCATION = [17, 18, 19]
 SPECS = {"plain": {"r": 4}, "activated": {"alora_invocation_tokens": INVOCATION}}
-RUNNERS = {
-    "cpu, swap": ({}, 40),
-    "C": ({"make_kernels": kernels_of("native")}, 0),
-    "cpu, late": ({"lag": 1}, 0),
-    "device": ({"make_backend": fake_backend}, 0),
-    "two ranks": ({"num_ranks": 2}, 0),
-    "two devices, swap": ({"num_ranks": 2, "make_team": DeviceTeam}, 40),
-}
-CPU_AND_DEVICE = pytest.mark.parametrize(
-    "runner", [{}, {"make_backend": fake_backend}], ids=["cpu", "device"]
-)
+SWAPPING = ("cpu", "two devices")
+"""Runners on which preempted requests are swapped; on the others they are computed again."""
+CPU_AND_DEVICE = pytest.mark.parametrize("runner", ["cpu", "device"])
 
 
 class World:
@@ -94,19 +84,20 @@ def world(tmp_path_factory):
 @CPU_AND_DEVICE
 def test_logits_with_a_bound_have_it_in_the_prompt_too(tmp_path, runner):
     model_dir = save_model(tmp_path / "model", family="gemma2", **GEMMA2)
-    core = build_core(model_dir, tmp_path / "engine", {}, **runner)
+    core = build_core(model_dir, tmp_path / "engine", {}, **RUNNERS[runner])
     outputs = run(core, [make_message("r", prompt=PROMPT, max_tokens=1, prompt_logprobs=3)])["r"]
     expected = logprobs(merged_model(model_dir, None), PROMPT)
     check_told(prompt_logprobs_of(outputs), PROMPT, expected)
 
 
-@pytest.mark.parametrize(("runner", "num_swap_slots"), RUNNERS.values(), ids=RUNNERS.keys())
+@pytest.mark.parametrize("runner", RUNNERS)
 def test_they_are_the_models_in_chunks_behind_a_warm_cache_and_under_preemption(
-    world, tmp_path, runner, num_swap_slots
+    world, tmp_path, runner
 ):
+    num_swap_slots = 40 * (runner in SWAPPING)
     core = build_core(
         world.model_dir, tmp_path / "engine", world.objects,
-        num_slabs=26, budget=24, num_seqs=3, num_swap_slots=num_swap_slots, **runner,
+        num_slabs=26, budget=24, num_seqs=3, num_swap_slots=num_swap_slots, **RUNNERS[runner],
     )  # fmt: skip
     for number, prompt in enumerate(world.prompts):  # fills the cache
         core.handle("gw", make_message(f"warm{number}", prompt=prompt, max_tokens=1))
@@ -149,7 +140,7 @@ def test_a_scored_position_whose_logits_overflow_fails_its_request(tmp_path, run
     tensors = load_file(model_dir / "model.safetensors")
     tensors["lm_head.weight"][7] = 3e38
     save_file(tensors, model_dir / "model.safetensors", {"format": "pt"})
-    core = build_core(model_dir, tmp_path / "engine", {}, **runner)
+    core = build_core(model_dir, tmp_path / "engine", {}, **RUNNERS[runner])
     for name, most in (("scored", 0), ("unscored", None)):
         core.handle("gw", make_message(name, max_tokens=0, prompt_logprobs=most))
     outputs = run_until_idle(core)
