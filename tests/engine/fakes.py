@@ -528,9 +528,9 @@ def make_core(
     )
 
 
-def tokens_for(batch: Batch, token_id: int = 7) -> StepTokens:
+def tokens_for(batch: Batch) -> StepTokens:
     """The same token for every row that samples."""
-    return StepTokens([token_id if row.sampling else None for row in batch.rows])
+    return StepTokens([7 if row.sampling else None for row in batch.rows])
 
 
 def step(scheduler: Scheduler) -> Batch:

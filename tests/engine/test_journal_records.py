@@ -40,13 +40,13 @@ ITEM = ResidencyItem(
 )
 
 
-def write_journal(directory, num_requests=3, settled_seq=0, **options):
+def write_journal(directory, num_requests=3, **options):
     core = make_core(directory, journal=make_journal(directory, **options))
     core.journal.note_residency(1.0, [ITEM])
     for i in range(num_requests):
         core.handle("gw", make_message(f"r{i}", max_tokens=3))
         run_until_idle(core)
-    core.journal.read(settled_seq, 1)
+    core.journal.read(0, 1)
     return core
 
 

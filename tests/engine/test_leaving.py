@@ -165,7 +165,7 @@ def test_a_new_gateway_hears_at_once_that_it_leaves_and_its_proofs_stay_unanswer
 # ---- a retired engine's folder ----
 
 
-def make_retired(holds_end_s=100.0):
+def make_retired():
     class Journal:
         engine_id = "eng-1"
         is_settled = False
@@ -175,7 +175,7 @@ def make_retired(holds_end_s=100.0):
             return (settled_seq, limit)
 
     clock = FakeClock()
-    return clock, RetiredCore(Journal(), holds_end_s, clock)
+    return clock, RetiredCore(Journal(), 100.0, clock)
 
 
 def test_what_is_retired_is_not_through_before_every_hold_has_expired_and_was_looked_for():

@@ -34,10 +34,10 @@ from tests.engine.test_structured_output import DEMO
 OPEN, CLOSING = 201, (202, 203)
 
 
-def make_budget(max_tokens, is_begun=True, closing=CLOSING):
+def make_budget(max_tokens, is_begun=True):
     return ReasoningBudget(
         max_tokens=max_tokens, is_begun=is_begun, opens=(b"<think>", bytes([OPEN])),
-        closes=(bytes(closing),), opening=(OPEN,), closing=closing,
+        closes=(bytes(CLOSING),), opening=(OPEN,), closing=CLOSING,
     )  # fmt: skip
 
 

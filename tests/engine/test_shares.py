@@ -32,9 +32,9 @@ class Engine(Steps):
         self.scheduler.check_integrity()
         return {row.request_id for row in batch.rows}
 
-    def steps_until(self, name, most=50):
-        """Number of steps until a request is in one."""
-        return next((i for i in range(1, most) if name in self.step()), most)
+    def steps_until(self, name):
+        """Number of steps until a request is in one, at most 50."""
+        return next((i for i in range(1, 50) if name in self.step()), 50)
 
     def seats(self):
         """Seats of each tenant."""

@@ -51,8 +51,8 @@ def make_object(seed: int = 0, rank: int = 8, shape: ModelShape = SHAPE) -> byte
     return header + b"".join(tensors[name].tobytes() for name in sorted(tensors))
 
 
-def make_ref(data: bytes, key: str = "k", rank: int = 8) -> AdapterRef:
-    return AdapterRef("a", 1, hashlib.sha256(data).hexdigest(), key, rank, len(data))
+def make_ref(data: bytes, key: str = "k") -> AdapterRef:
+    return AdapterRef("a", 1, hashlib.sha256(data).hexdigest(), key, 8, len(data))
 
 
 def put_object(s3: Any, key: str, data: bytes) -> AdapterRef:

@@ -18,9 +18,9 @@ def make_waiter(request_id="r", tenant_id="t", arrival=0, priority=0):
     return Waiter(request_id, tenant_id, arrival, priority)
 
 
-def bring_in(manager, ref, request_id=None):
-    """Bring an adapter into the arena for a request, which leaves at once unless it is named."""
-    manager.join(ref, make_waiter(request_id or "passing"))
+def bring_in(manager, ref):
+    """Bring an adapter into the arena for a request, which leaves at once."""
+    manager.join(ref, make_waiter("passing"))
     for _ in range(5):
         manager.wait(ref.object_key)
         manager.poll()
@@ -28,8 +28,7 @@ def bring_in(manager, ref, request_id=None):
             assert manager.arena.make_room(manager.slabs_needed(ref.object_key))
             manager.place(ref.object_key)
     assert manager.is_ready(ref.object_key)
-    if request_id is None:
-        manager.leave(ref.object_key, "passing")
+    manager.leave(ref.object_key, "passing")
 
 
 def bring_to_host(manager):

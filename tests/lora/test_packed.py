@@ -18,15 +18,15 @@ DIGEST = hashlib.sha256(b"an adapter").hexdigest()
 PAGE_BYTES = 4096
 
 
-def make_file(num_slabs=3, form=FORM, digest=DIGEST, **fields):
+def make_file(num_slabs=3, **fields):
     """A packed file of slabs that are all different."""
-    slab_bytes = form.layout.slab_bytes
+    slab_bytes = FORM.layout.slab_bytes
     slabs = torch.arange(num_slabs * slab_bytes).to(torch.uint8).numpy().tobytes()
     header = PackedHeader(
         **{
-            "digest": digest,
-            "base_revision": form.base_revision,
-            "form_id": form.form_id,
+            "digest": DIGEST,
+            "base_revision": FORM.base_revision,
+            "form_id": FORM.form_id,
             "num_slabs": num_slabs,
             "slab_bytes": slab_bytes,
             "tiles": (Tile(0, 3, 0, 0, 0), Tile(1, 3, 0, 2, 256)),

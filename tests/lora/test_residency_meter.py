@@ -19,9 +19,9 @@ MOVES = lists(
 )
 
 
-def make_entry(tier="disk", num_slabs=2):
+def make_entry():
     ref = make_adapter()
-    return Entry(ref, Claim("t"), tier, packed=FakePacked(ref.digest, num_slabs, 5000))
+    return Entry(ref, Claim("t"), "disk", packed=FakePacked(ref.digest, 2, 5000))
 
 
 @given(MOVES)

@@ -41,8 +41,8 @@ def base(request, tmp_path):
     return tmp_path / "base", AutoTokenizer.from_pretrained(tmp_path / "base")
 
 
-def own_of(folder: Path, base_folder: Path, num_ids: int = 4096, names=TOKENIZER_FILES):
-    files = {name: folder / name for name in names if (folder / name).exists()}
+def own_of(folder: Path, base_folder: Path, num_ids: int = 4096):
+    files = {name: folder / name for name in TOKENIZER_FILES if (folder / name).exists()}
     of_base = BaseText(base_folder / TOKENIZER, BASES, SPECIAL)
     return find_own(files, of_base, num_ids)
 
