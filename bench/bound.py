@@ -14,9 +14,8 @@ from pathlib import Path
 import torch
 
 from kernels.cpu.errors import Unavailable
-from kernels.cpu.interface import AttentionShape, Linear
 from kernels.cpu.native import NativeKernels
-from kernels.cpu.plain import PlainKernels
+from kernels.cpu.plain import AttentionShape, CpuKernels, Linear
 
 _REPEATS = 3
 
@@ -54,7 +53,7 @@ class Products:
 def _libraries(threads: int) -> list[MakeLinear]:
     no_positions = torch.zeros(1, 1, 16)
     shape = AttentionShape(1, 1, 32, 16, no_positions, no_positions)
-    makers: list[MakeLinear] = [PlainKernels(shape).linear]
+    makers: list[MakeLinear] = [CpuKernels(shape).linear]
     with contextlib.suppress(Unavailable):
         makers.append(NativeKernels(shape, threads).linear)
     return makers

@@ -4,11 +4,11 @@ import torch
 
 from engine.cpu.decoder import Decoder, attention_shape
 from engine.models.rounding import WeightRounding
-from kernels.cpu.plain import PlainKernels
+from kernels.cpu.plain import CpuKernels
 
 
 def make_decoder(
-    config, weights, form, max_model_len, make_kernels=PlainKernels, ranks=None, quantization=None
+    config, weights, form, max_model_len, make_kernels=CpuKernels, ranks=None, quantization=None
 ):
     """Make a decoder. ranks: the ranks that share the model, if any; `weights` are then this rank's
     parts, and `form` has as many shards.   quantization: see EngineConfig.

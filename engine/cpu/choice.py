@@ -8,9 +8,8 @@ from engine.cpu.self_check import check_kernels
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
 from kernels.cpu.errors import Unavailable
-from kernels.cpu.interface import AttentionShape, CpuKernels
 from kernels.cpu.native import NativeKernels
-from kernels.cpu.plain import PlainKernels
+from kernels.cpu.plain import AttentionShape, CpuKernels
 from kernels.quantized import Rounding
 
 logger = logging.getLogger(__name__)
@@ -37,17 +36,17 @@ def choose_kernels(
     """
     if config.dtype != "float32":
         _refuse_what_wants_float32(config)
-        return PlainKernels(shape)
+        return CpuKernels(shape)
     if config.cpu_kernels == "torch":
         if config.batch_invariant:
             raise UnsupportedModel(_no_compiled_kernels(config, "cpu_kernels is torch"))
         logger.info("CPU kernels: torch")
-        return PlainKernels(shape)
+        return CpuKernels(shape)
     try:
         kernels = make_compiled(shape, config.threads)
         check_kernels(
             kernels,
-            PlainKernels(shape),
+            CpuKernels(shape),
             model_config,
             shape,
             tolerance=_TOLERANCE if rounding is None else _ROUNDED_TOLERANCE,
@@ -62,7 +61,7 @@ def choose_kernels(
             "or Chorale from a wheel that was built for this processor",
             reason,
         )
-        return PlainKernels(shape)
+        return CpuKernels(shape)
     logger.info("CPU kernels: %s", kernels.name)
     return kernels
 

@@ -14,7 +14,7 @@ from engine.models.layer_norms import LayerNorms
 from engine.models.ranks import Ranks
 from engine.models.rounding import NO_ROUNDING, WeightRounding
 from kernels.cpu.embedding_lora import EmbeddingLoRA
-from kernels.cpu.interface import AttentionShape, CpuKernels, Linear
+from kernels.cpu.plain import AttentionShape, CpuKernels, Linear
 from kernels.cpu.work import AdapterRuns
 from kernels.elementwise import is_finite, soft_cap_
 from kernels.quantized import Weight

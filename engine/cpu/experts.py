@@ -8,7 +8,7 @@ import torch
 from engine.cpu.products import fused
 from engine.models.checkpoint import ExpertWeights
 from engine.models.experts import Experts
-from kernels.cpu.interface import CpuKernels, Linear
+from kernels.cpu.plain import CpuKernels, Linear
 from kernels.routing import choose_experts, weighted_sum
 
 Activate = Callable[[torch.Tensor], torch.Tensor]

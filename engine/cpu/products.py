@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.cpu.interface import CpuKernels, Linear
+from kernels.cpu.plain import CpuKernels, Linear
 from kernels.quantized import Weight, concatenated, form_of
 
 

@@ -27,7 +27,7 @@ from engine.models.rounding import WeightRounding
 from engine.steps.batch import Batch, ScheduledRow
 from engine.steps.sampler import choose
 from engine.wire.messages import SamplingParams
-from kernels.cpu.interface import CpuKernels, Linear
+from kernels.cpu.plain import CpuKernels, Linear
 from kernels.cpu.work import AdapterRuns, StepWork
 from kernels.quantized import Rounding, quantize
 from lora.layout import PROJECTIONS, Layout, ModelShape

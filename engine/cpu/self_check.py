@@ -17,7 +17,7 @@ from engine.models.experts import Experts
 from engine.steps.batch import Batch, ScheduledRow
 from engine.wire.messages import SamplingParams
 from kernels.cpu.errors import Unavailable
-from kernels.cpu.interface import AttentionShape, CpuKernels
+from kernels.cpu.plain import AttentionShape, CpuKernels
 from kernels.quantized import Rounding, Weight, quantize
 from kernels.tiles import ADDRESS_UNIT_BYTES
 from lora.batch import DeviceTables

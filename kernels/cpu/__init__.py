@@ -1,1 +1,1 @@
-"""The CPU path: one set of operations (`interface`), computed in C or by torch."""
+"""The CPU path: one set of operations (`plain`), computed in C or by torch."""

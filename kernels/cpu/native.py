@@ -8,8 +8,8 @@ import torch
 from kernels.cpu.addresses import Struct, address_table
 from kernels.cpu.bindings import load_library
 from kernels.cpu.errors import Unavailable
-from kernels.cpu.interface import AttentionShape, Embedding, Linear
 from kernels.cpu.native_linear import NativeInt4Linear, NativeInt8Linear, NativeLinear
+from kernels.cpu.plain import AttentionShape, CpuKernels, Embedding, Linear
 from kernels.cpu.work import AdapterRuns, StepWork
 from kernels.elementwise import Activation
 from kernels.quantized import QuantizedWeight, Weight, as_numbers
@@ -47,8 +47,8 @@ class _LoRAWork(Struct):
     )
 
 
-class NativeKernels:
-    """`CpuKernels` in C, in float32. A row's bits depend on the row only.
+class NativeKernels(CpuKernels):
+    """The operations in C, in float32. A row's bits depend on the row only.
 
     threads: how many every operation uses.   Raises Unavailable.
     """
@@ -60,7 +60,7 @@ class NativeKernels:
             raise Unavailable("the C kernels compute in float32 only")
         if shape.head_dim % _LANES or shape.block_size % _LANES:
             raise Unavailable(f"head_dim and block_size must be multiples of {_LANES}")
-        self.shape = shape
+        super().__init__(shape)
         self.threads = threads
         self._library = load_library()
         self.name = f"C, {self._library.path}"

@@ -4,7 +4,7 @@ import pytest
 
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.native import NativeKernels
-from kernels.cpu.plain import PlainKernels
+from kernels.cpu.plain import CpuKernels
 
 
 def kernels_of(kind, threads=1):
@@ -15,7 +15,7 @@ def kernels_of(kind, threads=1):
 
     def make(shape):
         try:
-            return PlainKernels(shape) if kind == "torch" else NativeKernels(shape, threads)
+            return CpuKernels(shape) if kind == "torch" else NativeKernels(shape, threads)
         except Unavailable as reason:
             pytest.skip(f"{kind}: {reason}")
 

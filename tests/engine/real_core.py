@@ -23,7 +23,7 @@ from engine.proofs.merged import MergedModel
 from engine.scheduling.scheduler import Scheduler
 from engine.steps.meter import TokenMeter
 from engine.wire.messages import ProofResult, ProveAdapter
-from kernels.cpu.plain import PlainKernels
+from kernels.cpu.plain import CpuKernels
 from lora.arena import Arena
 from lora.batch import DeviceTables
 from lora.layout import Layout
@@ -78,7 +78,7 @@ def build_core(
     num_seqs=8,
     lag=0,
     make_backend=None,
-    make_kernels=PlainKernels,
+    make_kernels=CpuKernels,
     num_ranks=1,
     make_team=RankTeam,
     tokens=None,

@@ -13,7 +13,7 @@ from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.native import NativeKernels
-from kernels.cpu.plain import PlainKernels
+from kernels.cpu.plain import CpuKernels
 from kernels.quantized import Rounding
 from tests.engine.gpu.backends import make_config
 from tests.engine.models import test_config
@@ -50,7 +50,7 @@ def choose(make=NativeKernels, config=LLAMA, max_model_len=256, rounding=None, *
 
 def check(kernels, config=LLAMA, is_invariant=False):
     model_config, shape = parse(config)
-    reference = PlainKernels(shape)
+    reference = CpuKernels(shape)
     check_kernels(
         kernels(shape), reference, model_config, shape, tolerance=1e-3, is_invariant=is_invariant
     )
@@ -63,7 +63,7 @@ def missing(shape, threads):
     raise Unavailable("there is no C compiler")
 
 
-class Uneven(PlainKernels):
+class Uneven(CpuKernels):
     """Stands for compiled kernels whose bits depend on the number of rows."""
 
     name = "uneven"
@@ -139,49 +139,49 @@ def test_groups_that_do_not_divide_the_inputs_do_not_end_the_start():
 # ---- the self-check ----
 
 
-class NoAdapters(PlainKernels):
+class NoAdapters(CpuKernels):
     def add_lora(self, y, x, site, runs):
         pass
 
 
-class OneTile(PlainKernels):
+class OneTile(CpuKernels):
     def add_lora(self, y, x, site, runs):
         tables = tuple(table[..., :1] for table in runs.tile_tables)
         super().add_lora(y, x, site, dataclasses.replace(runs, tile_tables=tables))
 
 
-class EverybodysAdapter(PlainKernels):
+class EverybodysAdapter(CpuKernels):
     def add_lora(self, y, x, site, runs):
         bounds = torch.tensor([[0, len(x)]], dtype=torch.int32)
         super().add_lora(y, x, site, dataclasses.replace(runs, bounds=bounds))
 
 
-class NoHeadNorms(PlainKernels):
+class NoHeadNorms(CpuKernels):
     def attention(self, qkv, layer, work, norms=None, window=None, rope=0):
         return super().attention(qkv, layer, work, None, window, rope)
 
 
-class NoLayerNorms(PlainKernels):
+class NoLayerNorms(CpuKernels):
     def rms_norm(self, x, weight, eps, delta=None):
         return x if delta is None else super().rms_norm(x, weight, eps, delta)
 
 
-class NoSoftCap(PlainKernels):
+class NoSoftCap(CpuKernels):
     def __init__(self, shape):
         super().__init__(dataclasses.replace(shape, softcap=None))
 
 
-class OneRope(PlainKernels):
+class OneRope(CpuKernels):
     def attention(self, qkv, layer, work, norms=None, window=None, rope=0):
         return super().attention(qkv, layer, work, norms, window)
 
 
-class OneActivation(PlainKernels):
+class OneActivation(CpuKernels):
     def gated(self, gate_up, activation):
         return super().gated(gate_up, "silu")
 
 
-class WholeHeads(PlainKernels):
+class WholeHeads(CpuKernels):
     """Kernels that rotate the whole of a head."""
 
     def __init__(self, shape):
@@ -189,22 +189,22 @@ class WholeHeads(PlainKernels):
         super().__init__(dataclasses.replace(shape, cos=cos, sin=sin))
 
 
-class NoWindow(PlainKernels):
+class NoWindow(CpuKernels):
     def attention(self, qkv, layer, work, norms=None, window=None, rope=0):
         return super().attention(qkv, layer, work, norms, None, rope)
 
 
-class NoScale(PlainKernels):
+class NoScale(CpuKernels):
     def __init__(self, shape):
         super().__init__(dataclasses.replace(shape, scale=None))
 
 
-class NaN(PlainKernels):
+class NaN(CpuKernels):
     def rms_norm(self, x, weight, eps, delta=None):
         return super().rms_norm(x, weight, eps, delta) * torch.nan
 
 
-class NoBias(PlainKernels):
+class NoBias(CpuKernels):
     def linear(self, weight, bias):
         return super().linear(weight, None)
 
@@ -229,7 +229,7 @@ class NoBias(PlainKernels):
     ],
 )
 def test_the_self_check_finds_what_is_wrong(kernels, family):
-    check(PlainKernels, FAMILIES[family])
+    check(CpuKernels, FAMILIES[family])
     with pytest.raises(Unavailable, match="its logits are not torch's"):
         check(kernels, FAMILIES[family])
 
@@ -238,7 +238,7 @@ def but(*names):
     """Kernels in C with some operations of torch, whose bits depend on the number of rows."""
 
     def make(shape):
-        kernels, plain = NativeKernels(shape, 1), PlainKernels(shape)
+        kernels, plain = NativeKernels(shape, 1), CpuKernels(shape)
         for name in names:
             setattr(kernels, name, getattr(plain, name))
         return kernels

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.cpu.interface import AttentionShape, CpuKernels
+from kernels.cpu.plain import AttentionShape, CpuKernels
 from kernels.cpu.work import AdapterRuns, StepWork
 from kernels.work import HeadNorms
 from tests.kernels.lora_cases import LoRACase

@@ -11,9 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernels.cpu.errors import Unavailable
-from kernels.cpu.interface import AttentionShape, CpuKernels
 from kernels.cpu.native import NativeKernels
-from kernels.cpu.plain import PlainKernels
+from kernels.cpu.plain import AttentionShape, CpuKernels
 from kernels.work import Site
 from tests.kernels.cpu_cases import (
     LAYER,
@@ -52,7 +51,7 @@ def garbage(threads: int) -> float:
 def make_kernels(threads: int) -> Callable[[AttentionShape], CpuKernels]:
     def make(shape: AttentionShape) -> CpuKernels:
         try:
-            return NativeKernels(shape, threads) if threads else PlainKernels(shape)
+            return NativeKernels(shape, threads) if threads else CpuKernels(shape)
         except Unavailable as reason:
             pytest.skip(str(reason))
 

@@ -11,9 +11,9 @@ import torch
 import kernels.cpu
 from kernels.cpu.bindings import Library
 from kernels.cpu.errors import Unavailable
-from kernels.cpu.interface import AttentionShape
 from kernels.cpu.native import NativeKernels
 from kernels.cpu.native_linear import NativeInt4Linear, NativeInt8Linear
+from kernels.cpu.plain import AttentionShape
 from kernels.quantized import Rounding, as_numbers, quantize
 
 SIZES = pytest.mark.parametrize(

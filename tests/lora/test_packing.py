@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kernels.cpu.plain import PlainKernels
+from kernels.cpu.plain import CpuKernels
 from kernels.tiles import RANK_ROWS
 from kernels.work import Site
 from lora.batch import DeviceTables, Segment, adapter_runs
@@ -92,7 +92,7 @@ def test_packed_tiles_apply_as_the_matrices_that_peft_saved(world, dtype, tmp_pa
         x = (torch.randn(5, a.shape[1]) / a.shape[1] ** 0.5).to(torch_dtype)
         y = torch.zeros(5, b.shape[0], dtype=torch_dtype)
         site = Site(1, (projection,), a.shape[1], (b.shape[0],))
-        PlainKernels(None).add_lora(y, x, site, runs)
+        CpuKernels(None).add_lora(y, x, site, runs)
         scale = 16 / rank**0.5
         expected = scale * x.double() @ a.double().T @ b.double().T
         same_dtype = (x @ a.to(torch_dtype).T) @ b.to(torch_dtype).T * scale

@@ -13,7 +13,7 @@ from engine.models.config import DecoderConfig
 from engine.models.weights import StoredWeights, load_config, open_weights
 from engine.steps.batch import Batch, ScheduledRow
 from engine.wire.messages import SamplingParams
-from kernels.cpu.plain import PlainKernels
+from kernels.cpu.plain import CpuKernels
 from kernels.quantized import QuantizedWeight
 from lora.layout import Layout
 from lora.packed import PackedForm
@@ -81,7 +81,7 @@ def last_logits(model, dtype):
     return torch.stack([model.forward(builder.build(batch))[0][0] for batch in steps]).float()
 
 
-class OneIsNotFinite(PlainKernels):
+class OneIsNotFinite(CpuKernels):
     """Kernels whose attention returns NaN for one token in one layer."""
 
     def __init__(self, shape, layer, token):

@@ -13,7 +13,7 @@ from engine.models.config import DecoderConfig
 from engine.models.weights import ShardedWeights, StoredWeights, load_config
 from engine.steps.batch import Batch, ScheduledRow
 from engine.wire.messages import SamplingParams
-from kernels.cpu.plain import PlainKernels
+from kernels.cpu.plain import CpuKernels
 from lora.batch import DeviceTables
 from lora.layout import PROJECTIONS, Layout
 from lora.packed import PackedForm
@@ -65,7 +65,7 @@ class World:
         self.objects = [canonical_bytes(directory, base) for directory in dirs]
 
     @torch.inference_mode()
-    def logits(self, size, make_kernels=PlainKernels, asked=ALL):
+    def logits(self, size, make_kernels=CpuKernels, asked=ALL):
         """Logits and finite flags of the first of `size` ranks, for mixed steps of the requests
         `asked`.
         """
@@ -164,7 +164,7 @@ def test_a_step_has_two_sums_a_layer_and_its_flags_with_adapters_and_without(wor
     assert [ranks.num_reduced for ranks in world.ranks] == [num_steps * (2 * num_layers + 1)] * 2
 
 
-class NotFiniteOnOneRank(PlainKernels):
+class NotFiniteOnOneRank(CpuKernels):
     """Kernels whose attention is NaN for one token, in the last layer and one rank's heads."""
 
     def attention(self, qkv, layer, work, norms=None, window=None, rope=0):
