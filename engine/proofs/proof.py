@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypedDict
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -123,13 +123,6 @@ class _Failed(Exception):
 
 
 _Steps = Generator[None, None, Proof]
-
-
-class _Shift(TypedDict, total=False):
-    """Fields of Proof about the rounding of the base model."""
-
-    base_shift: float
-    base_agreement: float
 
 
 class ProofRunner:
@@ -380,6 +373,7 @@ def judge(
     difference = max(_distance(row, compared.merged[i]) for i, row in rows)
     noise = max(_distance(row, compared.base[i]) for i, row in before)
     lost = _NOISE_FACTOR * noise + _LEAST_NOISE
+    base_shift, base_agreement = _of_rounding(compared, rows)
     proof = Proof(
         verdict="passed",
         max_effect=effect,
@@ -387,7 +381,8 @@ def judge(
         tolerance=lost + precision * effect,
         num_prompts=len(served),
         num_tokens=len(rows),
-        **_of_rounding(compared, rows),
+        base_shift=base_shift,
+        base_agreement=base_agreement,
     )
     if np.array_equal(compared.base, compared.merged):
         message = "On fixed prompts it changes nothing at all; save the adapter after training."
@@ -415,10 +410,10 @@ def judge(
     return proof
 
 
-def _of_rounding(compared: Compared, rows: Sequence[_Row]) -> _Shift:
-    """How far rounding the base model's weights moves the adapter's answers."""
+def _of_rounding(compared: Compared, rows: Sequence[_Row]) -> tuple[float | None, float | None]:
+    """`base_shift` and `base_agreement` of Proof, which tell of the rounding of the base model."""
     if compared.unrounded is None:
-        return {}
+        return None, None
     pairs = [(row, compared.merged[i], compared.unrounded[i]) for i, row in rows]
     shift = max(
         abs(float(merged[token] - whole[token]))
@@ -426,7 +421,7 @@ def _of_rounding(compared: Compared, rows: Sequence[_Row]) -> _Shift:
         for token, _ in row.top
     )
     same = [int(merged.argmax()) == int(whole.argmax()) for _, merged, whole in pairs]
-    return {"base_shift": shift, "base_agreement": sum(same) / len(same)}
+    return shift, sum(same) / len(same)
 
 
 def _distance(served: TokenLogprobs, reference: Logprobs) -> float:
