@@ -13,7 +13,7 @@ from kernels.block import adapter_blocks, places_of, scale_of
 from kernels.packed import PackedWeight
 from kernels.routing import Routing, choose_experts, group_by_expert, weighted_sum
 from kernels.stacked import ExpertStack
-from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
+from kernels.tiles import ADDRESS_UNIT_BYTES, MAX_RANK, RANK_ROWS
 from kernels.work import (
     CHUNK_FEATURES,
     AttentionWork,
@@ -274,21 +274,21 @@ def _attend(
 
 
 def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
-    """planes[c, t, s * max_rank + j] = scale * x[t, chunk c] @ A[j, chunk c], for every token t
+    """planes[c, t, s * MAX_RANK + j] = scale * x[t, chunk c] @ A[j, chunk c], for every token t
     with an adapter, projection s of the site and rank row j of its tiles; the rest is undefined.
 
     x: [T, in_features].   Formula: Punica, arXiv 2310.18547, sec. 4. The sum over chunks of 512
     features is left to the expand; each chunk is summed in float32, and the chunks are always the
     same. Kernels may return one plane, the sum of all chunks in order.
     """
-    columns = len(site.projections) * work.max_rank
+    columns = len(site.projections) * MAX_RANK
     planes = torch.full((site.num_chunks, len(x), columns), torch.nan, device=x.device)
     for block in adapter_blocks(work):
         rows = _rows(block)
         for number in range(len(site.projections)):
             scale = scale_of(work, site, block, number)
             for index, a, _ in _tiles(work, site, block, number):
-                at = number * work.max_rank + index * RANK_ROWS
+                at = number * MAX_RANK + index * RANK_ROWS
                 for chunk in range(site.num_chunks):
                     part = slice(chunk * CHUNK_FEATURES, (chunk + 1) * CHUNK_FEATURES)
                     h = x[rows, part].float() @ a[:, part].float().T
@@ -314,7 +314,7 @@ def _delta(delta: Delta, num_tokens: int) -> torch.Tensor:
         for number, width in enumerate(site.out_features):
             out = total[rows, sum(site.out_features[:number]) :][:, :width]
             for index, _, b in _tiles(work, site, block, number):
-                at = number * work.max_rank + index * RANK_ROWS
+                at = number * MAX_RANK + index * RANK_ROWS
                 h = delta.planes[:, rows, at : at + RANK_ROWS].sum(0).to(b.dtype)
                 out += h.float() @ b.float()
     return total

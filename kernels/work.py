@@ -97,7 +97,7 @@ class LoRAWork:
     pairs: [.., 2] int32, (block, pair) for all pairs of tiles of the blocks' adapters: pair p is
     rank rows [16 p, 16 p + 16).
     counts: [2] int32, how many of `blocks` and of `pairs` are valid.
-    block_rows: most tokens of a block.   max_rank: columns of one projection in the planes.
+    block_rows: most tokens of a block.
     `blocks` and `pairs` begin at multiples of 16 bytes, because kernels read them by wide loads.
     """
 
@@ -106,7 +106,6 @@ class LoRAWork:
     pairs: torch.Tensor
     counts: torch.Tensor
     block_rows: int
-    max_rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ class Site:
 class Delta:
     """Contribution of adapters at a site, as planes from `shrink` that are still to be expanded.
 
-    planes: [.., T, projections * max_rank] float32, to be summed: one per chunk, or one in all.
+    planes: [.., T, projections * MAX_RANK] float32, to be summed: one per chunk, or one in all.
     """
 
     planes: torch.Tensor

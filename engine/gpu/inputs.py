@@ -37,6 +37,11 @@ _BLOCK_INTS = BLOCK.itemsize // 4
 _DECODE_INTS = len(Decode._fields)
 DECODE_BLOCK_ROWS, PREFILL_BLOCK_ROWS = 16, 64
 _LEAST_PREFILL_SEGMENT = 64
+_OF_ATTENTION = (
+    *("query_starts", "seq_lens", "block_starts"),
+    *("num_decode_items", "num_prefill_items"),
+)
+_OF_TOKENS = ("input_ids", "sources", "positions", "slots")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,26 +233,17 @@ class StepBuilder:
             ints = field(name)
             return ints.view(len(ints) // 2, 2)
 
-        return StepInputs(
-            input_ids=field("input_ids"),
-            sources=field("sources"),
-            positions=field("positions"),
-            slots=field("slots"),
-            logits_indices=field("logits_indices"),
-            attention=AttentionWork(
-                query_starts=field("query_starts"),
-                seq_lens=field("seq_lens"),
-                block_starts=field("block_starts"),
-                blocks=block[fields.blocks_start :][: self._most_blocks],
-                decodes=field("decodes").view(-1, _DECODE_INTS),
-                decode_items=pairs("decode_items"),
-                num_decode_items=field("num_decode_items"),
-                prefill_items=pairs("prefill_items"),
-                num_prefill_items=field("num_prefill_items"),
-                prefill_queries=self.limits.prefill_queries,
-            ),
-            lora=self._lora_work(shape, field) if shape.has_lora else None,
+        attention = AttentionWork(
+            **{name: field(name) for name in _OF_ATTENTION},
+            blocks=block[fields.blocks_start :][: self._most_blocks],
+            decodes=field("decodes").view(-1, _DECODE_INTS),
+            decode_items=pairs("decode_items"),
+            prefill_items=pairs("prefill_items"),
+            prefill_queries=self.limits.prefill_queries,
         )
+        lora = self._lora_work(shape, field) if shape.has_lora else None
+        own = {name: field(name) for name in (*_OF_TOKENS, "logits_indices")}
+        return StepInputs(**own, attention=attention, lora=lora)
 
     def _lora_work(self, shape: StepShape, field: Callable[[str], torch.Tensor]) -> LoRAWork:
         return LoRAWork(
@@ -256,8 +252,6 @@ class StepBuilder:
             pairs=field("lora_pairs").view(-1, 2),
             counts=field("lora_counts"),
             block_rows=shape.block_rows,
-            # Planes always have room for the highest rank, so that none compiles a kernel anew.
-            max_rank=MAX_RANK,
         )
 
     def _shape(
@@ -390,7 +384,7 @@ def _sizes(shape: StepShape, limits: StepLimits) -> dict[str, int]:
     tokens, rows = shape.num_tokens, shape.num_rows
     num_parts, part_items = _decode_parts(rows, limits) if shape.has_decodes else (1, 0)
     sizes = {
-        **dict.fromkeys(("input_ids", "sources", "positions", "slots"), tokens),
+        **dict.fromkeys(_OF_TOKENS, tokens),
         **dict.fromkeys(("logits_indices", "seq_lens", "block_starts"), rows),
         "query_starts": rows + 1,
         "decodes": _DECODE_INTS * rows if shape.has_decodes else 0,

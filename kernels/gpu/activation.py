@@ -6,6 +6,7 @@ import triton.language as tl
 
 from kernels.gpu import launch
 from kernels.gpu.expansion import (
+    PLANE_COLUMNS,
     ROWS_OF_SMALL_BLOCK,
     TILE_ROWS,
     add_other_pairs,
@@ -21,7 +22,7 @@ from kernels.work import Delta
 
 _PLAIN_COLUMNS = 1024
 
-_COLUMNS = 128
+_COLUMNS = tl.constexpr(128)
 _WARPS = 4
 _MOST_REGISTERS = {80: 96, 90: 96, 100: 96, 103: 96}
 """Registers of a thread at most, by compute capability, for blocks of 16 tokens. The compiler would
@@ -75,16 +76,13 @@ def _gated_product_expand(
     row_stride,
     line,
     WIDTH: tl.constexpr,
-    MAX_RANK: tl.constexpr,
     B_START: tl.constexpr,
     NUM_PLANES: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     GELU: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
-    TILES: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
+    TILES: tl.constexpr = (WIDTH + _COLUMNS - 1) // _COLUMNS
     num_items = tl.load(counts) * (BLOCK_ROWS // ROWS) * TILES
     first, count, depth, table, gate_0, gate_1, up_0, up_1 = _look_up(
         blocks, tl.program_id(0) // TILES, num_items // TILES, line, BLOCK_ROWS, ROWS
@@ -93,18 +91,18 @@ def _gated_product_expand(
         item = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
         row = tl.arange(0, ROWS)
         rows, row_mask = first + row, row < count
-        columns = item % TILES * BLOCK_N + tl.arange(0, BLOCK_N)
+        columns = item % TILES * _COLUMNS + tl.arange(0, _COLUMNS)
         mask = row_mask[:, None] & (columns < WIDTH)[None, :]
         at = gate_up + rows[:, None] * row_stride + columns[None, :]
         gate = tl.load(at, mask=mask, other=0.0)
         up = tl.load(at + WIDTH, mask=mask, other=0.0)
         gate_h, gate_b = load_pair(
             arena, gate_0, gate_1, planes, num_tokens, rows, row_mask,
-            0, columns, WIDTH, B_START, NUM_PLANES, 2 * MAX_RANK,
+            0, columns, WIDTH, B_START, NUM_PLANES, 2 * PLANE_COLUMNS,
         )  # fmt: skip
         up_h, up_b = load_pair(
             arena, up_0, up_1, planes, num_tokens, rows, row_mask,
-            MAX_RANK, columns, WIDTH, B_START, NUM_PLANES, 2 * MAX_RANK,
+            PLANE_COLUMNS, columns, WIDTH, B_START, NUM_PLANES, 2 * PLANE_COLUMNS,
         )  # fmt: skip
         own_depth, own_table = depth, table
         # The next item is looked up while these products wait for their operands.
@@ -112,16 +110,16 @@ def _gated_product_expand(
         first, count, depth, table, gate_0, gate_1, up_0, up_1 = _look_up(
             blocks, following // TILES, num_items // TILES, line, BLOCK_ROWS, ROWS
         )
-        zeros = tl.zeros((ROWS, BLOCK_N), tl.float32)
+        zeros = tl.zeros((ROWS, _COLUMNS), tl.float32)
         gate_delta = add_other_pairs(
-            dot(gate_h, gate_b, zeros, UPCAST), arena, tile_line(own_table, own_depth, line),
+            dot(gate_h, gate_b, zeros), arena, tile_line(own_table, own_depth, line),
             own_depth, planes, num_tokens, rows, row_mask,
-            0, columns, WIDTH, B_START, NUM_PLANES, 2 * MAX_RANK, UPCAST,
+            0, columns, WIDTH, B_START, NUM_PLANES, 2 * PLANE_COLUMNS,
         )  # fmt: skip
         up_delta = add_other_pairs(
-            dot(up_h, up_b, zeros, UPCAST), arena, tile_line(own_table, own_depth, line + 1),
+            dot(up_h, up_b, zeros), arena, tile_line(own_table, own_depth, line + 1),
             own_depth, planes, num_tokens, rows, row_mask,
-            MAX_RANK, columns, WIDTH, B_START, NUM_PLANES, 2 * MAX_RANK, UPCAST,
+            PLANE_COLUMNS, columns, WIDTH, B_START, NUM_PLANES, 2 * PLANE_COLUMNS,
         )  # fmt: skip
         gate = gate.to(tl.float32) + gate_delta
         up = up.to(tl.float32) + up_delta
@@ -168,14 +166,11 @@ def _gate(gate_up: torch.Tensor, delta: Delta | None, is_gelu: bool) -> torch.Te
         gate_up.stride(0),
         first_line(site),
         WIDTH=width,
-        MAX_RANK=work.max_rank,
         B_START=b_start(site),
         NUM_PLANES=delta.planes.shape[0],
         BLOCK_ROWS=work.block_rows,
         ROWS=min(work.block_rows, TILE_ROWS),
-        BLOCK_N=_COLUMNS,
         GELU=is_gelu,
-        UPCAST=launch.INTERPRETED,
         num_warps=_WARPS,
         maxnreg=_MOST_REGISTERS.get(launch.capability(out.device)) if is_small else None,
     )

@@ -11,14 +11,15 @@ import triton
 import triton.language as tl
 
 from kernels.gpu import launch
-from kernels.gpu.online_softmax import Tiles, fold, score_factors
+from kernels.gpu.online_softmax import Tiles, constants_of, fold, score_factors
 from kernels.work import LEAST_DECODE_ROWS, SPLIT_KEYS, AttentionWork, Decode
 
 _INDICES = ["decodes", "blocks", "items", "num_items"]
 
 _DECODE_INTS = tl.constexpr(len(Decode._fields))
+_SPLIT = tl.constexpr(SPLIT_KEYS)
 
-_REDUCED_ITEMS = 16
+_ITEMS = tl.constexpr(16)
 """Splits that the reduction adds at a time."""
 
 
@@ -60,12 +61,10 @@ def _decode_kernel(
     DIM: tl.constexpr,
     PAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     rows = tl.arange(0, ROWS)
     queries = rows // GROUP
@@ -95,9 +94,9 @@ def _decode_kernel(
             tl.zeros((ROWS,), tl.float32),
             query, length - 1 + queries,
             kv, blocks + tl.load(decode + 2), slab_stride, head, scale, inner,
-            tl.maximum(split * SPLIT, begin // KEYS * KEYS),
-            tl.minimum(split * SPLIT + SPLIT, length - 1 + num_queries), begin,
-            KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, CAPPED, True, False, False, UPCAST,
+            tl.maximum(split * _SPLIT, begin // KEYS * KEYS),
+            tl.minimum(split * _SPLIT + _SPLIT, length - 1 + num_queries), begin,
+            KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, CAPPED, True, False, False,
         )
         # fmt: on
         # A split that sees no key has no weight: its lse is -inf, its mean 0 and not NaN.
@@ -120,7 +119,6 @@ def _reduce_kernel(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     PAD_DIM: tl.constexpr,
-    ITEMS: tl.constexpr,
 ):
     decode = decodes + tl.program_id(0) * _DECODE_INTS
     head = tl.program_id(1)
@@ -131,14 +129,14 @@ def _reduce_kernel(
         return
     dims = tl.arange(0, PAD_DIM)
     top = float("-inf")
-    for start in range(0, count, ITEMS):
-        splits = start + tl.arange(0, ITEMS)
+    for start in range(0, count, _ITEMS):
+        splits = start + tl.arange(0, _ITEMS)
         at = (first + splits * step).to(tl.int64) * HEADS + head
         top = tl.maximum(top, tl.max(tl.load(lse + at, mask=splits < count, other=float("-inf"))))
     total = 0.0
     acc = tl.zeros((PAD_DIM,), tl.float32)
-    for start in range(0, count, ITEMS):
-        splits = start + tl.arange(0, ITEMS)
+    for start in range(0, count, _ITEMS):
+        splits = start + tl.arange(0, _ITEMS)
         at = (first + splits * step).to(tl.int64) * HEADS + head
         weights = tl.math.exp2(tl.load(lse + at, mask=splits < count, other=float("-inf")) - top)
         mask = (splits < count)[:, None] & (dims < DIM)[None, :]
@@ -171,13 +169,11 @@ def decode_attention(
     """
     num_parts, (_, heads, dim) = len(work.num_decode_items), q.shape
     capacity, num_decodes = len(work.decode_items) // num_parts, -(-len(work.decodes) // num_parts)
-    _, _, kv_heads, block_size, _ = kv.shape
     if capacity == 0:
         return
-    factor, inner, is_capped = score_factors(dim, scale, softcap)
-    assert kv[0].is_contiguous()
-    assert q.stride(2) == out.stride(2) == 1
-    tiles = _decode_tiles(dim, heads // kv_heads, q.dtype, kv.dtype, q.device)
+    assert out.stride(2) == 1
+    tiles = _decode_tiles(dim, heads // kv.shape[2], q.dtype, kv.dtype, q.device)
+    constants = constants_of(q, kv, tiles, window, softcap)
     partial = torch.empty(capacity, heads, dim, dtype=torch.float32, device=q.device)
     lse = torch.empty(capacity, heads, dtype=torch.float32, device=q.device)
     for part in range(num_parts):
@@ -194,21 +190,8 @@ def decode_attention(
             q.stride(0),
             q.stride(1),
             kv.stride(0),
-            factor,
-            inner,
-            KV_HEADS=kv_heads,
-            GROUP=heads // kv_heads,
-            DIM=dim,
-            PAD_DIM=triton.next_power_of_2(dim),
-            BLOCK_SIZE=block_size,
-            SPLIT=SPLIT_KEYS,
-            WINDOW=window or 0,
-            CAPPED=is_capped,
-            ROWS=tiles.rows,
-            KEYS=tiles.keys,
-            UPCAST=launch.INTERPRETED,
-            num_warps=tiles.warps,
-            num_stages=tiles.stages,
+            *score_factors(dim, scale, softcap),
+            **constants,
         )
         decodes = work.decodes[part * num_decodes :][:num_decodes]
         _reduce_kernel[(len(decodes), heads)](
@@ -221,6 +204,5 @@ def decode_attention(
             HEADS=heads,
             DIM=dim,
             PAD_DIM=triton.next_power_of_2(dim),
-            ITEMS=_REDUCED_ITEMS,
             num_warps=4,
         )

@@ -6,7 +6,8 @@ All of them are inlined into `kernels.gpu.lora`, `rope` and `activation`.
 import triton
 import triton.language as tl
 
-from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
+from kernels.gpu import launch
+from kernels.tiles import ADDRESS_UNIT_BYTES, MAX_RANK, RANK_ROWS
 from kernels.work import PAIR_ROWS, Site
 
 TILE_ROWS = 32
@@ -19,6 +20,10 @@ ROWS_OF_SMALL_BLOCK = 16
 _RANK_ROWS = tl.constexpr(RANK_ROWS)
 _PAIR_ROWS = tl.constexpr(PAIR_ROWS)
 _UNIT_BITS = tl.constexpr(8 * ADDRESS_UNIT_BYTES)
+_UPCAST = tl.constexpr(launch.INTERPRETED)
+
+PLANE_COLUMNS = tl.constexpr(MAX_RANK)
+"""Columns of one projection in the planes: no adapter's rank compiles a kernel anew."""
 
 
 # ---- on the host ----
@@ -138,9 +143,9 @@ def load_planes(
 
 
 @triton.jit
-def dot(left, right, acc, UPCAST: tl.constexpr):
+def dot(left, right, acc):
     """acc + left @ right. In Triton's interpreter bfloat16 is an integer, so it is cast."""
-    if UPCAST:
+    if _UPCAST:
         left, right = left.to(tl.float32), right.to(tl.float32)
     return tl.dot(left, right, acc, input_precision="ieee")
 
@@ -188,7 +193,6 @@ def add_other_pairs(
     B_START: tl.constexpr,
     NUM_PLANES: tl.constexpr,
     COLUMNS: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     """acc + (sum of planes) @ B of the line's tiles after the first two.
 
@@ -204,5 +208,5 @@ def add_other_pairs(
         pair += 1
         # The next places are loaded while the product still waits for its operands.
         place_0, place_1 = places_of(line, depth, pair)
-        acc = dot(h, b, acc, UPCAST)
+        acc = dot(h, b, acc)
     return acc

@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu import launch
 from kernels.gpu.expansion import dot
 from kernels.gpu.quantized import product_of_blocks, words_of
 from kernels.packed import STEP, block_size
@@ -22,8 +21,8 @@ _ROUTED = 16
 """Tokens of a program of the router. There is no other number, so that a token's bits depend on the
 token only.
 """
-_ROUTER_STEP = 64
-_LISTED = 16
+_ROUTER_STEP = tl.constexpr(64)
+_LISTED = tl.constexpr(16)
 """Tiles, or blocks of counts, that a program looks at at once."""
 _SUM_TILE = 1024
 
@@ -76,8 +75,6 @@ def _choose(
     SLOTS: tl.constexpr,
     NORMS: tl.constexpr,
     ROWS: tl.constexpr,
-    STEP: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     """Choose the experts of ROWS tokens, and count the tokens of each expert."""
     LOWEST: tl.constexpr = -3.0e38
@@ -87,8 +84,8 @@ def _choose(
     experts = tl.arange(0, COLUMNS)
     is_expert = (experts < EXPERTS)[None, :]
     logits = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, HIDDEN, STEP):
-        k = start + tl.arange(0, STEP)
+    for start in range(0, HIDDEN, _ROUTER_STEP):
+        k = start + tl.arange(0, _ROUTER_STEP)
         left = tl.load(
             x + rows[:, None] * x_stride + k[None, :],
             mask=row_mask[:, None] & (k < HIDDEN)[None, :],
@@ -99,7 +96,7 @@ def _choose(
             mask=is_expert & (k < HIDDEN)[:, None],
             other=0.0,
         )
-        logits = dot(left, right, logits, UPCAST)
+        logits = dot(left, right, logits)
     # NaN and -infinity are the lowest number here, so that any row has experts.
     score = tl.where(logits > LOWEST, logits, LOWEST)
     score = tl.where(is_expert, score, float("-inf"))
@@ -135,15 +132,14 @@ def _group(
     PER_TOKEN: tl.constexpr,
     ROWS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
-    LISTED: tl.constexpr,
 ):
     """Put the pairs of ROWS tokens to their places, and write some of the tiles."""
     own, num_blocks = tl.program_id(0), tl.num_programs(0)
     experts = tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), tl.int32)
     before = tl.zeros((COLUMNS,), tl.int32)
-    for first in range(0, num_blocks, LISTED):
-        blocks = tl.cast(first, tl.int32) + tl.arange(0, LISTED)
+    for first in range(0, num_blocks, _LISTED):
+        blocks = tl.cast(first, tl.int32) + tl.arange(0, _LISTED)
         at = counts + blocks[:, None] * COLUMNS + experts[None, :]
         listed = tl.load(at, mask=(blocks < num_blocks)[:, None], other=0)
         total += tl.sum(listed, 0)
@@ -163,8 +159,8 @@ def _group(
         tl.store(pairs + place, pair, mask=row_mask)
     num_own = (total + TILE_ROWS - 1) // TILE_ROWS
     ends = tl.cumsum(num_own, 0)
-    for first in range(own * LISTED, num_tiles, num_blocks * LISTED):
-        tile = tl.cast(first, tl.int32) + tl.arange(0, LISTED)
+    for first in range(own * _LISTED, num_tiles, num_blocks * _LISTED):
+        tile = tl.cast(first, tl.int32) + tl.arange(0, _LISTED)
         owner = tl.sum((ends[None, :] <= tile[:, None]).to(tl.int32), 1)
         is_own = owner[:, None] == experts[None, :]
         skipped = (tile - tl.sum(tl.where(is_own, (ends - num_own)[None, :], 0), 1)) * TILE_ROWS
@@ -199,13 +195,13 @@ def route(x: torch.Tensor, router: torch.Tensor, per_token: int, norms_weights: 
         chosen, weights, counts, x, router, tokens, x.stride(0),
         HIDDEN=hidden, EXPERTS=experts, COLUMNS=columns, PER_TOKEN=per_token,
         SLOTS=triton.next_power_of_2(per_token), NORMS=norms_weights, ROWS=_ROUTED,
-        STEP=_ROUTER_STEP, UPCAST=launch.INTERPRETED, num_stages=4 if columns <= 128 else 2,
+        num_stages=4 if columns <= 128 else 2,
     )  # fmt: skip
     pairs = x.new_empty(num_pairs, dtype=torch.int32)
     tiles = x.new_empty((3, most_tiles(num_pairs, experts, tile_rows)), dtype=torch.int32)
     _group[grid](
         pairs, tiles, chosen, counts, tokens, tiles.shape[1],
-        COLUMNS=columns, PER_TOKEN=per_token, ROWS=_ROUTED, TILE_ROWS=tile_rows, LISTED=_LISTED,
+        COLUMNS=columns, PER_TOKEN=per_token, ROWS=_ROUTED, TILE_ROWS=tile_rows,
     )  # fmt: skip
     return Routing(weights, pairs, tiles, tile_rows)
 
@@ -224,7 +220,6 @@ def _product(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     STEP: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     """x @ weight[columns].T, [ROWS, TILE] float32.   weight: [OUT, IN], cast to x's dtype."""
     total = tl.zeros((ROWS, TILE), tl.float32)
@@ -237,7 +232,7 @@ def _product(
         left = tl.load(x_rows[:, None] + k[None, :], mask=left_mask, other=0.0)
         at = weight + columns[None, :] * IN + k[:, None]
         right = tl.load(at, mask=right_mask, other=0.0)
-        total = dot(left, right.to(left.dtype), total, UPCAST)
+        total = dot(left, right.to(left.dtype), total)
     return total
 
 
@@ -265,7 +260,6 @@ def _multiply_tile(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     STEP: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     tile, num_tiles = tl.program_id(0), tl.num_programs(0)
     count = tl.load(tiles + 2 * num_tiles + tile)
@@ -288,13 +282,13 @@ def _multiply_tile(
         zeros += expert * ZEROS
     codes += expert * CODES
     if BITS == 0:
-        total = _product(x_rows, row_mask, codes, columns, IN, OUT, ROWS, TILE, STEP, UPCAST)
+        total = _product(x_rows, row_mask, codes, columns, IN, OUT, ROWS, TILE, STEP)
         if scales is not None:
             total *= tl.load(scales + columns, mask=column_mask, other=0.0)[None, :]
     else:
         total = product_of_blocks(
             x_rows, row_mask, codes, scales, zeros, 0, NUM_BLOCKS, columns,
-            BITS, IN, NUM_COLUMNS, STEP, GROUP, ROWS, TILE, UPCAST,
+            BITS, IN, NUM_COLUMNS, STEP, GROUP, ROWS, TILE,
         )  # fmt: skip
     at = y + target[:, None] * OUT + columns[None, :]
     tl.store(at, total.to(y.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
@@ -330,7 +324,7 @@ def multiply_experts(
         OUT=weight.out_features, NUM_COLUMNS=num_columns, NUM_BLOCKS=num_blocks,
         CODES=weight.codes.stride(0), SCALES=0 if scales is None else scales.stride(0),
         ZEROS=0 if zeros is None else zeros.stride(0), GROUP=group, ROWS=routing.tile_rows,
-        TILE=tiles.columns, STEP=tiles.step, UPCAST=launch.INTERPRETED,
+        TILE=tiles.columns, STEP=tiles.step,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return y

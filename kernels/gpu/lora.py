@@ -6,6 +6,7 @@ import triton.language as tl
 
 from kernels.gpu import launch
 from kernels.gpu.expansion import (
+    PLANE_COLUMNS,
     ROWS_OF_SMALL_BLOCK,
     TILE_ROWS,
     add_other_pairs,
@@ -23,6 +24,7 @@ from kernels.gpu.expansion import (
     places_of,
     tile_line,
 )
+from kernels.tiles import MAX_RANK
 from kernels.work import CHUNK_FEATURES, PAIR_ROWS, Delta, LoRAWork, Site
 
 _PAIR_ROWS = tl.constexpr(PAIR_ROWS)
@@ -36,7 +38,7 @@ MOST_SHRINK_PROGRAMS: int | None = None
 left to the product beside; the benchmark compares.
 """
 
-_EXPAND_COLUMNS = 128
+_EXPAND_COLUMNS = tl.constexpr(128)
 _EXPAND_WARPS = 4
 
 
@@ -57,15 +59,13 @@ def _shrink(
     num_tokens,
     x_stride,
     line,
-    MAX_RANK: tl.constexpr,
     PROJECTIONS: tl.constexpr,
     IN_FEATURES: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     CHUNKS: tl.constexpr = (IN_FEATURES + _CHUNK - 1) // _CHUNK
-    COLUMNS: tl.constexpr = PROJECTIONS * MAX_RANK
+    COLUMNS: tl.constexpr = PROJECTIONS * PLANE_COLUMNS
     num_items = tl.load(counts + 1) * (PROJECTIONS * CHUNKS)
     for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
         item = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
@@ -90,9 +90,9 @@ def _shrink(
                     a_mask &= (k < IN_FEATURES)[:, None]
                 left = tl.load(x_rows[:, None] + k[None, :], mask=x_mask, other=0.0)
                 right = tl.load(a_rows[None, :] + k[:, None], mask=a_mask, other=0.0)
-                h = dot(left, right, h, UPCAST)
+                h = dot(left, right, h)
             scale = scales.to(tl.pointer_type(tl.float32)) + line + number
-            column = number * MAX_RANK + pair * _PAIR_ROWS + tl.arange(0, _PAIR_ROWS)
+            column = number * PLANE_COLUMNS + pair * _PAIR_ROWS + tl.arange(0, _PAIR_ROWS)
             plane = planes + chunk.to(tl.int64) * num_tokens * COLUMNS
             tl.store(
                 plane + rows[:, None] * COLUMNS + column[None, :],
@@ -112,12 +112,11 @@ def _sum_planes(
     counts,
     num_tokens,
     line,
-    MAX_RANK: tl.constexpr,
     PROJECTIONS: tl.constexpr,
     NUM_PLANES: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
-    COLUMNS: tl.constexpr = PROJECTIONS * MAX_RANK
+    COLUMNS: tl.constexpr = PROJECTIONS * PLANE_COLUMNS
     num_items = tl.load(counts + 1) * PROJECTIONS
     for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
         item = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
@@ -129,14 +128,14 @@ def _sum_planes(
         row = tl.arange(0, BLOCK_ROWS)
         rows, row_mask = first + row, row < count
         mask = row_mask[:, None] & pair_mask(place_0, place_1)[None, :]
-        column = number * MAX_RANK + pair * _PAIR_ROWS
+        column = number * PLANE_COLUMNS + pair * _PAIR_ROWS
         h = load_planes(planes, num_tokens, rows, column, mask, NUM_PLANES, COLUMNS)
         columns = column + tl.arange(0, _PAIR_ROWS)
         tl.store(planes + rows[:, None] * COLUMNS + columns[None, :], h, mask=mask)
 
 
 def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
-    """planes[c, t, s * max_rank + j] = scale * x[t, chunk c] @ A[j, chunk c].
+    """planes[c, t, s * MAX_RANK + j] = scale * x[t, chunk c] @ A[j, chunk c].
 
     x: [T, in_features] in the adapters' dtype. The planes of large blocks are summed here, in
     order, into one; otherwise every tile of an expand would sum them again, for many tokens.
@@ -144,7 +143,7 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
     for every block of tokens. Reference: `kernels.reference`.
     """
     assert x.dtype == work.arena.dtype
-    columns = len(site.projections) * work.max_rank
+    columns = len(site.projections) * MAX_RANK
     planes = x.new_empty((site.num_chunks, len(x), columns), dtype=torch.float32)
     block_k, num_warps, num_stages = _SHRINK[work.block_rows]
     launch.persistent(
@@ -158,12 +157,10 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
         len(x),
         x.stride(0),
         first_line(site),
-        MAX_RANK=work.max_rank,
         PROJECTIONS=len(site.projections),
         IN_FEATURES=site.in_features,
         BLOCK_ROWS=work.block_rows,
         BLOCK_K=block_k,
-        UPCAST=launch.INTERPRETED,
         most=MOST_SHRINK_PROGRAMS,
         num_warps=num_warps,
         num_stages=num_stages,
@@ -178,7 +175,6 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
         work.counts,
         len(x),
         first_line(site),
-        MAX_RANK=work.max_rank,
         PROJECTIONS=len(site.projections),
         NUM_PLANES=site.num_chunks,
         BLOCK_ROWS=work.block_rows,
@@ -230,19 +226,16 @@ def _expand(
     OUT_0: tl.constexpr,
     OUT_1: tl.constexpr,
     OUT_2: tl.constexpr,
-    MAX_RANK: tl.constexpr,
     COLUMNS: tl.constexpr,
     B_START: tl.constexpr,
     NUM_PLANES: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     # A projection's last tile of columns may be partly empty: no tile reaches into two projections.
-    TILES_0: tl.constexpr = (OUT_0 + BLOCK_N - 1) // BLOCK_N
-    TILES_1: tl.constexpr = (OUT_1 + BLOCK_N - 1) // BLOCK_N
-    TILES: tl.constexpr = TILES_0 + TILES_1 + (OUT_2 + BLOCK_N - 1) // BLOCK_N
+    TILES_0: tl.constexpr = (OUT_0 + _EXPAND_COLUMNS - 1) // _EXPAND_COLUMNS
+    TILES_1: tl.constexpr = (OUT_1 + _EXPAND_COLUMNS - 1) // _EXPAND_COLUMNS
+    TILES: tl.constexpr = TILES_0 + TILES_1 + (OUT_2 + _EXPAND_COLUMNS - 1) // _EXPAND_COLUMNS
     num_items = tl.load(counts) * (BLOCK_ROWS // ROWS) * TILES
     first, count, depth, tiles, place_0, place_1 = _look_up(
         blocks, tl.program_id(0), num_items, line, TILES_0, TILES_1, TILES, BLOCK_ROWS, ROWS
@@ -255,13 +248,13 @@ def _expand(
         row = tl.arange(0, ROWS)
         # Rows of the base model are left alone.
         rows, row_mask = first + row, (row < count) & (depth > 0)
-        columns = (item % TILES - first_tile) * BLOCK_N + tl.arange(0, BLOCK_N)
+        columns = (item % TILES - first_tile) * _EXPAND_COLUMNS + tl.arange(0, _EXPAND_COLUMNS)
         mask = row_mask[:, None] & (columns < width)[None, :]
         at = y + rows[:, None] * y_stride + (begin + columns)[None, :]
         base = tl.load(at, mask=mask, other=0.0)
         h, b = load_pair(
             arena, place_0, place_1, planes, num_tokens, rows, row_mask,
-            number * MAX_RANK, columns, width, B_START, NUM_PLANES, COLUMNS,
+            number * PLANE_COLUMNS, columns, width, B_START, NUM_PLANES, COLUMNS,
         )  # fmt: skip
         own_depth, own_tiles = depth, tiles
         # The next item is looked up while this one's product waits for its operands.
@@ -270,9 +263,9 @@ def _expand(
             TILES_0, TILES_1, TILES, BLOCK_ROWS, ROWS,
         )  # fmt: skip
         delta = add_other_pairs(
-            dot(h, b, tl.zeros((ROWS, BLOCK_N), tl.float32), UPCAST), arena, own_tiles, own_depth,
+            dot(h, b, tl.zeros((ROWS, _EXPAND_COLUMNS), tl.float32)), arena, own_tiles, own_depth,
             planes, num_tokens, rows, row_mask,
-            number * MAX_RANK, columns, width, B_START, NUM_PLANES, COLUMNS, UPCAST,
+            number * PLANE_COLUMNS, columns, width, B_START, NUM_PLANES, COLUMNS,
         )  # fmt: skip
         total = base.to(tl.float32) + delta
         tl.store(at, total.to(y.dtype.element_ty), mask=mask)
@@ -300,13 +293,10 @@ def expand(y: torch.Tensor, delta: Delta) -> None:
         OUT_0=out_0,
         OUT_1=out_1,
         OUT_2=out_2,
-        MAX_RANK=work.max_rank,
         COLUMNS=delta.planes.shape[2],
         B_START=b_start(site),
         NUM_PLANES=delta.planes.shape[0],
         BLOCK_ROWS=work.block_rows,
         ROWS=min(work.block_rows, TILE_ROWS),
-        BLOCK_N=_EXPAND_COLUMNS,
-        UPCAST=launch.INTERPRETED,
         num_warps=_EXPAND_WARPS,
     )

@@ -5,6 +5,7 @@ base 2, over tiles of keys of paged KV.
 import math
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 
@@ -27,18 +28,38 @@ class Tiles:
     transposed: bool = False
 
 
-def score_factors(
-    head_dim: int, scale: float | None, softcap: float | None
-) -> tuple[float, float, bool]:
-    """(scale, inner, CAPPED) of `fold`: how products of q and k become scores in base 2.
+def score_factors(head_dim: int, scale: float | None, softcap: float | None) -> tuple[float, float]:
+    """(scale, inner) of `fold`: how products of q and k become scores in base 2.
 
     They are multiplied by `scale`. If they have a bound, tanh(x) comes before that, computed as
     1 - 2 / (2^(inner * x) + 1), and `scale` is the bound.
     """
     factor = (scale or head_dim**-0.5) * math.log2(math.e)
     if softcap is None:
-        return factor, 0.0, False
-    return softcap * math.log2(math.e), 2 * factor / softcap, True
+        return factor, 0.0
+    return softcap * math.log2(math.e), 2 * factor / softcap
+
+
+def constants_of(
+    q: torch.Tensor, kv: torch.Tensor, tiles: Tiles, window: int | None, softcap: float | None
+) -> dict[str, int]:
+    """Constants of a kernel that calls `fold`.   q, kv, window, softcap: see its host function."""
+    assert kv[0].is_contiguous()
+    assert q.stride(2) == 1
+    (_, heads, dim), (_, _, kv_heads, block_size, _) = q.shape, kv.shape
+    return {
+        "KV_HEADS": kv_heads,
+        "GROUP": heads // kv_heads,
+        "DIM": dim,
+        "PAD_DIM": triton.next_power_of_2(dim),
+        "BLOCK_SIZE": block_size,
+        "WINDOW": window or 0,
+        "CAPPED": softcap is not None,
+        "ROWS": tiles.rows,
+        "KEYS": tiles.keys,
+        "num_warps": tiles.warps,
+        "num_stages": tiles.stages,
+    }
 
 
 @triton.jit
@@ -93,7 +114,6 @@ def fold(
     MASKED: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     SHARED_CAST: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     """(acc, top, total), the state of an online softmax of q's rows, after keys of [first, end).
 
@@ -135,7 +155,7 @@ def fold(
             )
             k = k.to(q.dtype)
             v = v.to(q.dtype)
-        scores = dot(q, tl.trans(k), None, UPCAST)
+        scores = dot(q, tl.trans(k), None)
         if CAPPED:
             scores = 1.0 - 2.0 / (tl.math.exp2(scores * inner) + 1.0)
         if MASKED:
@@ -153,9 +173,9 @@ def fold(
         total = total * keep + tl.sum(weights, 1)
         weights = weights.to(q.dtype)
         if TRANSPOSED:
-            acc = dot(tl.trans(v), tl.trans(weights), acc * keep[None, :], UPCAST)
+            acc = dot(tl.trans(v), tl.trans(weights), acc * keep[None, :])
         else:
-            acc = dot(weights, v, acc * keep[:, None], UPCAST)
+            acc = dot(weights, v, acc * keep[:, None])
         top = new_top
         if SHARED_CAST:
             k = next_k.to(q.dtype)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu import launch
-from kernels.gpu.online_softmax import Tiles, fold, score_factors
+from kernels.gpu.online_softmax import Tiles, constants_of, fold, score_factors
 from kernels.work import AttentionWork
 
 _INDICES = ["query_starts", "seq_lens", "block_starts", "blocks", "items", "num_items"]
@@ -77,7 +77,6 @@ def _prefill_kernel(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     TRANSPOSED: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     CAST: tl.constexpr = kv.dtype.element_ty != q.dtype.element_ty
     count = tl.load(num_items)
@@ -124,19 +123,19 @@ def _prefill_kernel(
             acc, top, total, query, positions, kv, blocks, slab_stride, head, scale, inner,
             begin // KEYS * KEYS, whole, begin,
             KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, CAPPED, True,
-            TRANSPOSED, CAST, UPCAST,
+            TRANSPOSED, CAST,
         )
     acc, top, total = fold(
         acc, top, total, query, positions, kv, blocks, slab_stride, head, scale, inner,
         whole, full, begin,
         KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, CAPPED, False,
-        TRANSPOSED, CAST, UPCAST,
+        TRANSPOSED, CAST,
     )
     acc, top, total = fold(
         acc, top, total, query, positions, kv, blocks, slab_stride, head, scale, inner,
         full, stop, begin,
         KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, CAPPED, True,
-        TRANSPOSED, CAST, UPCAST,
+        TRANSPOSED, CAST,
     )
     # fmt: on
     # Rows without a query may have seen no key.
@@ -162,12 +161,10 @@ def prefill_attention(
     Bound by FLOPs, 4 * heads * head_dim per query and key.
     """
     capacity, (_, heads, dim) = len(work.prefill_items), q.shape
-    _, _, kv_heads, block_size, _ = kv.shape
+    kv_heads = kv.shape[2]
     if capacity == 0:
         return
-    factor, inner, is_capped = score_factors(dim, scale, softcap)
-    assert kv[0].is_contiguous()
-    assert q.stride(2) == out.stride(2) == 1
+    assert out.stride(2) == 1
     tiles = _prefill_tiles(dim, q.dtype, kv.dtype, q.device)
     assert work.prefill_queries * (heads // kv_heads) <= tiles.rows
     _prefill_kernel[(capacity, kv_heads)](
@@ -185,20 +182,8 @@ def prefill_attention(
         q.stride(0),
         q.stride(1),
         kv.stride(0),
-        factor,
-        inner,
-        KV_HEADS=kv_heads,
-        GROUP=heads // kv_heads,
-        DIM=dim,
-        PAD_DIM=triton.next_power_of_2(dim),
-        BLOCK_SIZE=block_size,
+        *score_factors(dim, scale, softcap),
+        **constants_of(q, kv, tiles, window, softcap),
         QUERIES=work.prefill_queries,
-        WINDOW=window or 0,
-        CAPPED=is_capped,
-        ROWS=tiles.rows,
-        KEYS=tiles.keys,
         TRANSPOSED=tiles.transposed,
-        UPCAST=launch.INTERPRETED,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
     )

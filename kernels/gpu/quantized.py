@@ -8,7 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu import launch
 from kernels.gpu.expansion import dot
 from kernels.packed import COLUMNS, STEP, PackedWeight, block_size
 
@@ -119,7 +118,6 @@ def _add_block(
     NUM_COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
     GROUP: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     """total + x[:, the block's inputs] @ their weights, without a scale that all inputs share."""
     FIELDS: tl.constexpr = 16 // BITS
@@ -132,7 +130,7 @@ def _add_block(
             mask &= (k < IN)[None, :]
         left = tl.load(x_rows[:, None] + k[None, :], mask=mask, other=0.0)
         right = _numbers(words, scales, zeros, start, columns, field, BITS, IN, NUM_COLUMNS, GROUP)
-        total = dot(left, right.to(left.dtype), total, UPCAST)
+        total = dot(left, right.to(left.dtype), total)
     return total
 
 
@@ -153,7 +151,6 @@ def product_of_blocks(
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     """x @ weights of the inputs of blocks `first` to `end` - 1, [ROWS, TILE] float32.
 
@@ -164,7 +161,7 @@ def product_of_blocks(
         block = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
         total = _add_block(
             total, x_rows, row_mask, codes, scales, zeros, block, columns,
-            BITS, IN, NUM_COLUMNS, STEP, GROUP, UPCAST,
+            BITS, IN, NUM_COLUMNS, STEP, GROUP,
         )  # fmt: skip
     if GROUP >= IN:
         total *= _of_group(scales, 0, columns, NUM_COLUMNS)[None, :]
@@ -191,7 +188,6 @@ def _multiply(
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -201,7 +197,7 @@ def _multiply(
     total = product_of_blocks(
         x + rows * x_stride, row_mask, codes, scales, zeros,
         first, tl.minimum(first + blocks_per_split, NUM_BLOCKS), columns,
-        BITS, IN, NUM_COLUMNS, STEP, GROUP, ROWS, TILE, UPCAST,
+        BITS, IN, NUM_COLUMNS, STEP, GROUP, ROWS, TILE,
     )  # fmt: skip
     column_mask = columns < OUT
     if bias is not None:
@@ -310,7 +306,6 @@ def _multiply_tiles(
         NUM_BLOCKS=num_blocks,
         ROWS=tiles.rows,
         TILE=tiles.columns,
-        UPCAST=launch.INTERPRETED,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         maxnreg=tiles.most_registers,

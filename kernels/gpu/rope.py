@@ -8,6 +8,7 @@ import triton.language as tl
 
 from kernels.gpu import launch
 from kernels.gpu.expansion import (
+    PLANE_COLUMNS,
     TILE_ROWS,
     b_start,
     by_number,
@@ -102,7 +103,6 @@ def _add_other_pairs(
     B_START: tl.constexpr,
     NUM_PLANES: tl.constexpr,
     COLUMNS: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     """`add_other_pairs` for a head's halves, with planes read once."""
     pair = 1
@@ -115,8 +115,8 @@ def _add_other_pairs(
         )  # fmt: skip
         pair += 1
         place_0, place_1 = places_of(line, depth, pair)
-        low = dot(h, b_low, low, UPCAST)
-        high = dot(h, b_high, high, UPCAST)
+        low = dot(h, b_low, low)
+        high = dot(h, b_high, high)
     return low, high
 
 
@@ -215,20 +215,16 @@ def _rope_store_kv(
     HEAD_DIM: tl.constexpr,
     ROTARY_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    HAS_NORMS: tl.constexpr,
-    HAS_DELTA: tl.constexpr,
-    MAX_RANK: tl.constexpr,
     B_START: tl.constexpr,
     NUM_PLANES: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     HEADS: tl.constexpr = Q_HEADS + 2 * KV_HEADS
     HALF_DIM: tl.constexpr = HEAD_DIM // 2
     num_tiles = tl.cdiv(num_tokens, ROWS)
-    if HAS_DELTA:
+    if planes is not None:
         num_tiles = tl.load(counts) * (BLOCK_ROWS // ROWS)
         first, count, depth, tiles, place_0, place_1 = _look_up(
             blocks, tl.program_id(0), num_tiles * HEADS, line, Q_HEADS, KV_HEADS, BLOCK_ROWS, ROWS
@@ -236,7 +232,7 @@ def _rope_store_kv(
     for index in range(tl.program_id(0), num_tiles * HEADS, tl.num_programs(0)):
         item = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
         head, tile = item % HEADS, item // HEADS
-        if not HAS_DELTA:
+        if planes is None:
             first, count = tile.to(tl.int64) * ROWS, num_tokens - tile * ROWS
         row = tl.arange(0, ROWS)
         rows, row_mask = first + row, row < count
@@ -258,12 +254,13 @@ def _rope_store_kv(
         position = tl.load(positions + rows, mask=row_mask, other=0)
         kind = _kind(head, Q_HEADS, KV_HEADS)
         kv_head = (head - by_number(kind, 0, Q_HEADS, Q_HEADS + KV_HEADS)).to(tl.int64)
-        if HAS_DELTA:
+        if planes is not None:
             out_columns = kv_head * HEAD_DIM + columns
             out_features = tl.where(kind == 0, Q_HEADS, KV_HEADS) * HEAD_DIM
             h, b_low, b_high = _load_pair(
-                arena, place_0, place_1, planes, num_tokens, rows, row_mask, kind * MAX_RANK,
-                out_columns, half_mask, gap, out_features, B_START, NUM_PLANES, 3 * MAX_RANK,
+                arena, place_0, place_1, planes, num_tokens, rows, row_mask,
+                kind * PLANE_COLUMNS, out_columns, half_mask, gap, out_features,
+                B_START, NUM_PLANES, 3 * PLANE_COLUMNS,
             )  # fmt: skip
             own_depth, own_tiles = depth, tiles
             # The next item is looked up while this one's products wait for their operands.
@@ -273,16 +270,16 @@ def _rope_store_kv(
             )  # fmt: skip
             zeros = tl.zeros((ROWS, BLOCK_HALF), tl.float32)
             delta_low, delta_high = _add_other_pairs(
-                dot(h, b_low, zeros, UPCAST), dot(h, b_high, zeros, UPCAST),
-                arena, own_tiles, own_depth, planes, num_tokens, rows, row_mask, kind * MAX_RANK,
-                out_columns, half_mask, gap, out_features,
-                B_START, NUM_PLANES, 3 * MAX_RANK, UPCAST,
+                dot(h, b_low, zeros), dot(h, b_high, zeros),
+                arena, own_tiles, own_depth, planes, num_tokens, rows, row_mask,
+                kind * PLANE_COLUMNS, out_columns, half_mask, gap, out_features,
+                B_START, NUM_PLANES, 3 * PLANE_COLUMNS,
             )  # fmt: skip
             low = _rounded(low.to(tl.float32) + delta_low, qkv)
             high = _rounded(high.to(tl.float32) + delta_high, qkv)
         else:
             low, high = low.to(tl.float32), high.to(tl.float32)
-        if HAS_NORMS:
+        if q_norm is not None:
             if kind == 0:
                 low, high = _normed(low, high, q_norm, columns, half_mask, gap, eps, qkv, HALF_DIM)
             elif kind == 1:
@@ -362,14 +359,10 @@ def rope_store_kv(
         HEAD_DIM=dim,
         ROTARY_HALF=cos.shape[1],
         BLOCK_SIZE=block_size,
-        HAS_NORMS=norms is not None,
-        HAS_DELTA=delta is not None,
-        MAX_RANK=work.max_rank if work else 0,
         B_START=b_start(delta.site) if delta else 0,
         NUM_PLANES=delta.planes.shape[0] if delta else 0,
         BLOCK_ROWS=work.block_rows if work else 0,
         ROWS=min(work.block_rows, TILE_ROWS) if work else _PLAIN_ROWS,
         BLOCK_HALF=max(16, triton.next_power_of_2(dim // 2)),
-        UPCAST=launch.INTERPRETED,
         num_warps=_WARPS,
     )

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from kernels.gpu import ops
+from kernels.tiles import MAX_RANK
 from kernels.work import Site
 from tests.gpu.setting import Check, Setting
 from tests.gpu.trials.attention import make_attention
@@ -65,15 +66,14 @@ def _whole(case: LoRACase) -> LoRACase:
 
 
 def _planes(x: torch.Tensor, case: LoRACase, site: Site) -> torch.Tensor:
-    """Expected planes, [T, projections * max_rank] float64; NaN where nothing is written."""
-    max_rank = case.work.max_rank
-    planes = torch.full((len(x), len(site.projections) * max_rank), torch.nan).double()
+    """Expected planes, [T, projections * MAX_RANK] float64; NaN where nothing is written."""
+    planes = torch.full((len(x), len(site.projections) * MAX_RANK), torch.nan).double()
     slots = torch.tensor(case.slots)
     for slot, modules in enumerate(case.modules):
         for number, projection in enumerate(site.projections):
             if module := modules.get((site.layer, projection)):
                 h = x[slots == slot].double() @ module.a.double().T * module.scale
-                first = number * max_rank
+                first = number * MAX_RANK
                 planes[slots == slot, first : first + h.shape[1]] = h
     return planes
 

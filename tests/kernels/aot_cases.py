@@ -17,6 +17,7 @@ from kernels.quantized import Fp8Weight, Rounding
 from kernels.reference import FP8
 from kernels.routing import Routing
 from kernels.stacked import DeviceWeight, ExpertStack
+from kernels.tiles import MAX_RANK
 from kernels.work import (
     SPLIT_KEYS,
     AttentionWork,
@@ -43,7 +44,6 @@ WIDE_ROW = 28672
 
 _VOCAB = 128256
 _CONTEXT = 8192
-_MAX_RANK = 256
 _NUM_ADAPTERS = 64
 _LAYER = 3
 _SITES = {"qkv": (0, 1, 2), "o": (3,), "gate_up": (4, 5), "down": (6,)}
@@ -207,7 +207,7 @@ def _delta(
 ) -> Delta:
     # `shrink` returns one plane for large blocks, the sum of all.
     num_planes = site.num_chunks if block_rows == 16 else 1
-    planes = torch.empty(num_planes, tokens, len(site.projections) * _MAX_RANK)
+    planes = torch.empty(num_planes, tokens, len(site.projections) * MAX_RANK)
     return Delta(planes, _lora_work(shape, tokens, block_rows, dtype), site)
 
 
@@ -217,10 +217,9 @@ def _lora_work(shape: ModelShape, tokens: int, block_rows: int, dtype: torch.dty
     return LoRAWork(
         arena=_of(dtype, 2, slab_elems),
         blocks=_ints(blocks, BLOCK.itemsize // 4),
-        pairs=_ints(blocks * _MAX_RANK // 16, 2),
+        pairs=_ints(blocks * MAX_RANK // 16, 2),
         counts=_ints(2),
         block_rows=block_rows,
-        max_rank=_MAX_RANK,
     )
 
 

@@ -115,7 +115,6 @@ def make_case(
     rng = torch.Generator().manual_seed(seed)
     modules = [_modules(r, features, dtype, rng) for r in ranks]
     depths = [-(-max(r.values(), default=0) // RANK_ROWS) for r in ranks]
-    max_rank = max(depths) * RANK_ROWS
     lines = (NUM_LAYERS, NUM_PROJECTIONS)
     tables = [torch.full((*lines, depth), -1, dtype=torch.int32) for depth in depths]
     scales = [torch.full(lines, torch.nan) for _ in ranks]
@@ -131,7 +130,6 @@ def make_case(
         pairs=_int32(pairs + [(len(blocks) + 1 + i, 0) for i in range(len(wrong))]),
         counts=_int32([len(blocks), len(pairs)]),
         block_rows=block_rows,
-        max_rank=max_rank,
     )
     case = LoRACase(work, modules, list(slots), [*blocks, (0, 1, _STALE), *wrong], tables, scales)
     return case.placed(arena.device)

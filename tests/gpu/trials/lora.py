@@ -1,12 +1,9 @@
 """LoRA: shrink with expand, and shrink with the expand that is fused into a gated activation."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 
-from kernels.gpu.launch import INTERPRETED
-from kernels.tiles import MAX_RANK
 from kernels.work import Site
 from tests.gpu.setting import KernelSizes, Setting
 from tests.gpu.trials.rowwise import GATES
@@ -56,11 +53,7 @@ def case_at(
         projection: (site.in_features, width)
         for projection, width in zip(site.projections, site.out_features, strict=True)
     }
-    case = make_case(rank_patterns(), slots, features, dtype, block_rows=block_rows, seed=seed)
-    if INTERPRETED:
-        return case
-    # Planes are as wide as the engine's, because kernels are compiled for the width.
-    return replace(case, work=replace(case.work, max_rank=MAX_RANK))
+    return make_case(rank_patterns(), slots, features, dtype, block_rows=block_rows, seed=seed)
 
 
 def make_slots(num_tokens: int, rng: torch.Generator) -> list[int]:
