@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -79,7 +80,7 @@ class Position(NamedTuple):
     @classmethod
     def of(cls, record: EndRecord | CheckpointRecord) -> "Position":
         """The position that the record itself states."""
-        return cls(*(getattr(record, name) for name in cls._fields))
+        return cls._make(_STATED(record))
 
     def checkpoint(self, at: float) -> CheckpointRecord:
         """The record that states this position."""
@@ -107,6 +108,9 @@ class Position(NamedTuple):
         if stated != due:
             raise JournalCorrupt(f"where {due} was due the journal says {stated}")
         return due
+
+
+_STATED = attrgetter(*Position._fields)
 
 
 def read_records(directory: Path) -> Iterator[Record]:
