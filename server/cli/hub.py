@@ -70,25 +70,20 @@ def _one_line(source: str, revision: str | None) -> Iterator[None]:
     """Turn the hub's errors into a CommandFailed that says what can be done."""
     from huggingface_hub import errors
 
+    # The first that matches counts: a gated repository is one that is not found as well.
+    reasons: dict[type[Exception], str] = {
+        errors.GatedRepoError: f"{source} is gated: ask for access on its page on the hub, then "
+        "set HF_TOKEN to a token of that account.",
+        errors.RepositoryNotFoundError: f"There is no folder {source}, and the hub has none of "
+        "this name either; for a private one set HF_TOKEN.",
+        errors.RevisionNotFoundError: f"{source} has no revision {revision}.",
+        errors.LocalEntryNotFoundError: f"The hub does not answer, and {source} is not in its "
+        "cache; check the network, HF_ENDPOINT and HF_HUB_OFFLINE.",
+    }
     try:
         yield
-    except errors.GatedRepoError as error:
-        raise CommandFailed(
-            f"{source} is gated: ask for access on its page on the hub, then set HF_TOKEN to a "
-            "token of that account."
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise CommandFailed(
-            f"There is no folder {source}, and the hub has none of this name either; "
-            "for a private one set HF_TOKEN."
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise CommandFailed(f"{source} has no revision {revision}.") from error
-    except errors.LocalEntryNotFoundError as error:
-        raise CommandFailed(
-            f"The hub does not answer, and {source} is not in its cache; check the network, "
-            "HF_ENDPOINT and HF_HUB_OFFLINE."
-        ) from error
-    except _faults() as error:
+    except (*reasons, *_faults()) as error:
         first_line = str(error).strip().partition("\n")[0].rstrip(".")
-        raise CommandFailed(f"The hub did not give the files of {source}: {first_line}.") from error
+        other = f"The hub did not give the files of {source}: {first_line}."
+        said = (reason for kind, reason in reasons.items() if isinstance(error, kind))
+        raise CommandFailed(next(said, other)) from error
