@@ -20,7 +20,7 @@ class MeasurementFailed(Exception):
 def measure(
     sizes: ModelSizes, threads: int, usd_per_hour: float
 ) -> tuple[Hardware, dict[str, Speed]]:
-    """Measure this machine as the table has machines, and its rates for a model by quantization.
+    """Measure this machine: its row of the table, and its rates for a model by quantization.
 
     threads: of the engine.   Raises MeasurementFailed.
     """
