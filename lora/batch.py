@@ -55,10 +55,10 @@ class DeviceTables:
         of_arena = (len(slabs), arena.shape[1])
         assert (packed.num_slabs, packed.header.slab_bytes) == of_arena, "packed for another arena"
         table = packed.tile_table(layout, slabs)
-        places = {(tile.layer, tile.projection) for tile in packed.tiles}
+        places = {(tile.layer, tile.projection) for tile in packed.header.tiles}
         return cls(
             packed.digest,
-            packed.base_revision,
+            packed.header.base_revision,
             copy(table),
             copy(packed.scales),
             has_head=not places.isdisjoint(layout.head_places),

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.tiles import ADDRESS_UNIT_BYTES
 from lora.errors import AdapterError
 from lora.host_region import HostRegion
-from lora.layout import Layout, Tile
+from lora.layout import Layout
 from lora.packed import PackedForm, PackedHeader, check_header, read_header
 from lora.shard import WHOLE, Shard
 
@@ -44,14 +44,6 @@ class PackedAdapter:
     @property
     def digest(self) -> str:
         return self.header.digest
-
-    @property
-    def base_revision(self) -> str:
-        return self.header.base_revision
-
-    @property
-    def tiles(self) -> tuple[Tile, ...]:
-        return self.header.tiles
 
     @property
     def invocation_tokens(self) -> tuple[int, ...] | None:
@@ -103,10 +95,10 @@ class PackedAdapter:
 
     def tile_table(self, layout: Layout, slab_ids: list[int]) -> torch.Tensor:
         """Addresses of the tiles in these slabs, [*layout.table_shape, tiles] int32; -1: none."""
-        depth = max(tile.index for tile in self.tiles) + 1
+        depth = max(tile.index for tile in self.header.tiles) + 1
         num_layers, num_places = layout.table_shape
         addresses = [-1] * (num_layers * num_places * depth)
-        for tile in self.tiles:
+        for tile in self.header.tiles:
             row = tile.layer * num_places + tile.projection
             start = slab_ids[tile.slab] * layout.units_per_slab
             addresses[row * depth + tile.index] = start + tile.offset_bytes // ADDRESS_UNIT_BYTES

@@ -162,7 +162,7 @@ class ThreadLoader:
         started = time.monotonic()
         ref, packed, slabs = placing.ref, placing.packed, placing.slabs
         assert packed.digest == ref.digest, "another adapter's weights"
-        assert packed.base_revision == self.form.base_revision, "for another base model"
+        assert packed.header.base_revision == self.form.base_revision, "for another base model"
         try:
             tables = self._fill(packed, slabs)
         except FileNotFoundError as error:

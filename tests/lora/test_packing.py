@@ -113,7 +113,7 @@ def test_every_rank_row_is_where_its_tile_says_and_all_else_is_zero(stored, aren
     form = make_form(arena)
     packed = packed_adapter(canonical_object(modules), form, tmp_path)
     left = packed.slabs.view(DTYPES[arena]).clone()
-    for tile in packed.tiles:
+    for tile in packed.header.tiles:
         a, b = (t.to(DTYPES[arena]) for t in modules[names[tile.layer]])
         rows = slice(tile.index * RANK_ROWS, (tile.index + 1) * RANK_ROWS)
         for matrix, start in ((a, 0), (b.T, RANK_ROWS * 160)):
@@ -152,7 +152,7 @@ def test_a_fused_module_is_packed_as_its_projections_with_all_of_a_and_their_out
         for modules in (fused, parts)
     )
     assert torch.equal(found.slabs, expected.slabs)
-    assert found.tiles == expected.tiles
+    assert found.header.tiles == expected.header.tiles
     assert torch.equal(found.scales, expected.scales)
 
 
@@ -249,7 +249,7 @@ def test_each_chunk_of_an_end_has_its_tokens_and_a_copy_of_the_other_half(num_sh
         tables = DeviceTables.of(packed, layout, [*range(packed.num_slabs)], packed.slabs)
         assert (tables.has_head, tables.has_embedding) == (True, True)
         seen = set()
-        for tile in packed.tiles:
+        for tile in packed.header.tiles:
             place = (tile.layer, tile.projection)
             is_head = place in layout.head_places
             places = layout.head_places if is_head else layout.embedding_places

@@ -86,7 +86,7 @@ def test_the_shards_of_a_packed_file_put_together_are_the_whole_adapter(folder, 
     shards = packed_shards(folder, modules, form)
     assert len({packed.num_slabs for packed in shards}) == 1
     assert shards[0].size_bytes == sum(packed.slabs.nbytes for packed in shards)
-    for tile in shards[0].tiles:
+    for tile in shards[0].header.tiles:
         a, b = modules[tile.layer, tile.projection]
         parts = [parts_of(p, tile, form.layout, DTYPES[dtype]) for p in shards]
         matrices = [rows_of(m, tile).to(DTYPES[dtype]) for m in (a, b.T)]
