@@ -1,4 +1,4 @@
-"""Reference by which an engine knows an adapter version: digest, key and size, but no name."""
+"""References: of an adapter version, by which an engine knows it, and of its base model."""
 
 from dataclasses import dataclass
 
@@ -17,3 +17,15 @@ class AdapterRef:
     object_key: str
     rank: int
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BaseRef:
+    """The base model that a version was proved on.
+
+    revision: sha256 of its config and weights.   variant: as registry.base.base_model documents it.
+    """
+
+    revision: str
+    model_id: str
+    variant: str

@@ -11,12 +11,11 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from engine.errors import EngineAwayError
-from registry.base_ref import BaseRef
 from registry.catalog.catalog import Catalog
 from registry.checks.validate import AdapterLimits
 from registry.checks.validator import Validator
 from registry.errors import Overloaded, Unavailable
-from registry.ref import AdapterRef
+from registry.ref import AdapterRef, BaseRef
 from registry.storage.free_space import FreeSpace
 from registry.storage.storage import Storage, folder_of
 from registry.storage.url import open_storage

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from registry.base.base_model import BaseModel
-from registry.base_ref import BaseRef
 from registry.errors import Invalid, shown
+from registry.ref import BaseRef
 
 
 class BaseModels:

@@ -5,11 +5,21 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, false, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Table,
+    false,
+    func,
+    insert,
+    select,
+    update,
+)
 
-from registry.base_ref import BaseRef
 from registry.catalog.alias_rows import Target, bucket_of, list_targets, make_target
-from registry.ref import AdapterRef
+from registry.ref import AdapterRef, BaseRef
 from registry.tables import adapter_aliases as aliases
 from registry.tables import adapter_versions as versions
 from registry.tables import adapters
@@ -306,6 +316,11 @@ def is_named(tenant_id: str, name: str) -> tuple[ColumnElement[bool], ...]:
     )
 
 
+def is_meant_by(table: Table) -> ColumnElement[bool]:
+    """SQL for whether a row of this table, such as a pin, names the version."""
+    return (versions.c.adapter_id == table.c.adapter_id) & (versions.c.version == table.c.version)
+
+
 def _ready_versions(tenant_id: str, name: str) -> Select[Any]:
     return (
         select(versions)
@@ -333,11 +348,7 @@ def _latest_versions(
 ) -> dict[str, Version]:
     query = (
         select(versions)
-        .join(
-            aliases,
-            (aliases.c.adapter_id == versions.c.adapter_id)
-            & (aliases.c.version == versions.c.version),
-        )
+        .join(aliases, is_meant_by(aliases))
         .where(
             aliases.c.adapter_id.in_(adapter_ids),
             aliases.c.alias == LATEST,

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Connection, insert
 
+from registry.catalog.adapter_rows import Adapter
 from registry.tables import audit_log
 
 
@@ -26,6 +27,14 @@ def record_audit(
     values = {"at_ms": at_ms, "actor": actor, "action": action, "detail": detail}
     owned = {"target": target or tenant_id, "tenant_id": tenant_id}
     conn.execute(insert(audit_log).values(**values, **owned))
+
+
+def audit_adapter(
+    conn: Connection, action: str, adapter: Adapter, detail: str, actor: str, now_ms: int
+) -> None:
+    """Add a line about an adapter to its owner's part of the audit log."""
+    owner, target = adapter.tenant_id, f"{adapter.tenant_id}/{adapter.name}"
+    record_audit(conn, owner, action, detail, target=target, at_ms=now_ms, actor=actor)
 
 
 def in_words(values: Mapping[str, object]) -> str:

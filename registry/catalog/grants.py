@@ -12,7 +12,7 @@ from sqlalchemy import Connection, delete, func, insert, select
 
 from registry.catalog import adapter_rows
 from registry.catalog.adapter_rows import Adapter
-from registry.catalog.audit import record_audit
+from registry.catalog.audit import audit_adapter
 from registry.catalog.events import record_event
 from registry.tables import adapter_grants as grants
 from registry.tables import adapters
@@ -49,10 +49,7 @@ def grant(
 def revoke(conn: Connection, adapter: Adapter, grantee_id: str, *, actor: str, now_ms: int) -> None:
     """End a tenant's grant for its owner; repeating is harmless."""
     if end(conn, adapter, grantee_id, now_ms=now_ms):
-        owner, target = adapter.tenant_id, f"{adapter.tenant_id}/{adapter.name}"
-        record_audit(
-            conn, owner, "adapter.revoked", grantee_id, target=target, at_ms=now_ms, actor=actor
-        )
+        audit_adapter(conn, "adapter.revoked", adapter, grantee_id, actor, now_ms)
 
 
 def revoke_all(conn: Connection, adapter: Adapter, *, actor: str, now_ms: int) -> None:

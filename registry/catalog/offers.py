@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 
 from registry.catalog import grants
 from registry.catalog.adapter_rows import Adapter
-from registry.catalog.audit import record_audit
+from registry.catalog.audit import audit_adapter
 from registry.catalog.names import invalid_name, is_name
 from registry.errors import QuotaExceeded
 from registry.tables import adapter_offers as offers
@@ -62,7 +62,7 @@ def offer(conn: Connection, adapter: Adapter, addressee: str, *, actor: str, now
         keys = {"adapter_id": adapter.adapter_id, "addressee": addressee}
         conn.execute(insert(offers).values(**keys, tenant_id=adapter.tenant_id, **values))
     if not is_pending:
-        _record(conn, "offer.offered", adapter, addressee, actor, now_ms)
+        audit_adapter(conn, "offer.offered", adapter, addressee, actor, now_ms)
     return Offer(addressee, now_ms)
 
 
@@ -73,7 +73,7 @@ def withdraw(
     _check_addressee(addressee)
     is_it = is_of(adapter), offers.c.addressee == addressee, offers.c.is_withdrawn.is_(False)
     if conn.execute(update(offers).where(*is_it).values(is_withdrawn=True)).rowcount:
-        _record(conn, "offer.withdrawn", adapter, addressee, actor, now_ms)
+        audit_adapter(conn, "offer.withdrawn", adapter, addressee, actor, now_ms)
 
 
 def withdraw_all(conn: Connection, adapter: Adapter) -> None:
@@ -106,14 +106,6 @@ def is_standing(now_ms: int) -> tuple[ColumnElement[bool], ...]:
 
 def is_of(adapter: Adapter) -> ColumnElement[bool]:
     return (offers.c.adapter_id == adapter.adapter_id) & (offers.c.tenant_id == adapter.tenant_id)
-
-
-def _record(
-    conn: Connection, action: str, adapter: Adapter, to: str, actor: str, now_ms: int
-) -> None:
-    """Add a line to the owner's audit log; the other tenant sees none."""
-    owner, target = adapter.tenant_id, f"{adapter.tenant_id}/{adapter.name}"
-    record_audit(conn, owner, action, to, target=target, at_ms=now_ms, actor=actor)
 
 
 def _check_addressee(addressee: str) -> None:

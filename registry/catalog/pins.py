@@ -11,14 +11,13 @@ from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from registry.base_ref import BaseRef
 from registry.catalog import adapter_rows
 from registry.catalog.adapter_rows import Adapter, Version
-from registry.catalog.audit import record_audit
+from registry.catalog.audit import audit_adapter
 from registry.catalog.events import record_event
 from registry.catalog.names import adapter_not_found
 from registry.errors import QuotaExceeded
-from registry.ref import AdapterRef
+from registry.ref import AdapterRef, BaseRef
 from registry.tables import adapter_pins as pins
 from registry.tables import adapter_versions as versions
 
@@ -41,6 +40,9 @@ class Pin:
     unpinned_at_ms: int | None
     pinned_by: str
 
+    def __str__(self) -> str:
+        return f"version {self.version}, {self.size_bytes} bytes"
+
 
 def pin_adapter(conn: Connection, adapter: Adapter, *, actor: str, now_ms: int) -> Pin:
     """Keep the adapter's `latest` on the device from now on; repeating is harmless.
@@ -56,7 +58,7 @@ def pin_adapter(conn: Connection, adapter: Adapter, *, actor: str, now_ms: int) 
     if used_bytes + device_bytes(adapter.latest) > MAX_PINNED_BYTES:
         raise QuotaExceeded.of("pinned_bytes", MAX_PINNED_BYTES, "unpin an adapter first")
     pin = _open(conn, adapter.tenant_id, adapter.latest, actor, now_ms)
-    _audit(conn, "adapter.pinned", adapter, pin, actor, now_ms)
+    audit_adapter(conn, "adapter.pinned", adapter, str(pin), actor, now_ms)
     return pin
 
 
@@ -64,7 +66,7 @@ def unpin_adapter(conn: Connection, adapter: Adapter, *, actor: str, now_ms: int
     """Let the adapter leave the device from now on; repeating is harmless."""
     for pin in find_pins(conn, adapter.tenant_id, [adapter.adapter_id]).values():
         _close(conn, pin, now_ms)
-        _audit(conn, "adapter.unpinned", adapter, pin, actor, now_ms)
+        audit_adapter(conn, "adapter.unpinned", adapter, str(pin), actor, now_ms)
 
 
 def follow_latest(conn: Connection, adapter: Adapter, number: int | None, now_ms: int) -> None:
@@ -104,12 +106,7 @@ def pins_in_force(conn: Connection, base_revision: str) -> list[tuple[BaseRef, A
     """Pinned versions of all tenants for base models of this revision, the oldest pin first."""
     query = (
         select(versions)
-        .join(
-            pins,
-            (pins.c.adapter_id == versions.c.adapter_id)
-            & (pins.c.version == versions.c.version)
-            & (pins.c.tenant_id == versions.c.tenant_id),
-        )
+        .join(pins, adapter_rows.is_meant_by(pins) & (pins.c.tenant_id == versions.c.tenant_id))
         .where(
             pins.c.unpinned_at_ms.is_(None),
             versions.c.state == adapter_rows.READY,
@@ -154,11 +151,3 @@ def _close(conn: Connection, pin: Pin, now_ms: int) -> None:
     is_it = (pins.c.pin_id == pin.pin_id) & (pins.c.tenant_id == pin.tenant_id)
     conn.execute(update(pins).where(is_it).values(unpinned_at_ms=end))
     record_event(conn, "unpinned", pin.tenant_id, pin.adapter_id, pin.version, now_ms)
-
-
-def _audit(
-    conn: Connection, action: str, adapter: Adapter, pin: Pin, actor: str, now_ms: int
-) -> None:
-    owner, detail = adapter.tenant_id, f"version {pin.version}, {pin.size_bytes} bytes"
-    target = f"{owner}/{adapter.name}"
-    record_audit(conn, owner, action, detail, target=target, at_ms=now_ms, actor=actor)

@@ -21,11 +21,11 @@ from sqlalchemy import (
     update,
 )
 
-from registry.base_ref import BaseRef
 from registry.catalog import adapter_rows, grants
 from registry.catalog.audit import record_audit
 from registry.catalog.offers import KEPT_MS, is_of, is_standing
 from registry.errors import NotFound
+from registry.ref import BaseRef
 from registry.tables import adapter_aliases as aliases
 from registry.tables import adapter_grants as granted
 from registry.tables import adapter_offers as offers
@@ -198,11 +198,7 @@ def _described(*times: ColumnElement[Any]) -> Select[Any]:
             (aliases.c.adapter_id == adapters.c.adapter_id)
             & (aliases.c.alias == adapter_rows.LATEST),
         )
-        .outerjoin(
-            versions,
-            (versions.c.adapter_id == aliases.c.adapter_id)
-            & (versions.c.version == aliases.c.version),
-        )
+        .outerjoin(versions, adapter_rows.is_meant_by(aliases))
     )
 
 

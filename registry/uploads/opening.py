@@ -210,11 +210,7 @@ def _versions_of_files(conn: Connection, new: NewUpload) -> Iterator[Version]:
     query = (
         select(uploads.c.adapter_id, uploads.c.version)
         .distinct()
-        .join(
-            versions,
-            (versions.c.adapter_id == uploads.c.adapter_id)
-            & (versions.c.version == uploads.c.version),
-        )
+        .join(versions, adapter_rows.is_meant_by(uploads))
         .where(
             uploads.c.tenant_id == new.tenant_id,
             uploads.c.adapter_name == new.name,

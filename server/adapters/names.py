@@ -4,13 +4,12 @@ from dataclasses import dataclass
 
 from sqlalchemy.engine import Connection
 
-from registry.base_ref import BaseRef
 from registry.catalog import grants
 from registry.catalog.adapter_rows import Version
 from registry.catalog.catalog import Catalog
 from registry.catalog.names import model_not_found, parse_model
 from registry.errors import NotFound
-from registry.ref import AdapterRef
+from registry.ref import AdapterRef, BaseRef
 from server.accounts import tenants
 from server.accounts.auth import Identity
 

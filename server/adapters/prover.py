@@ -18,10 +18,9 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from engine.errors import EngineAwayError, EngineDeadError
-from registry.base_ref import BaseRef
 from registry.catalog.catalog import Catalog
 from registry.errors import Conflict, NoRoom, StorageError
-from registry.ref import AdapterRef
+from registry.ref import AdapterRef, BaseRef
 from registry.storage.storage import Storage
 from registry.storage.work_dir import WorkDir
 from registry.uploads.ends import discard

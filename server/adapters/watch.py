@@ -20,11 +20,10 @@ from sqlalchemy import Connection
 from engine.wire.messages import Welcome
 from registry.base.base_model import BaseModel
 from registry.base.base_models import BaseModels
-from registry.base_ref import BaseRef
 from registry.catalog import adapter_rows, pins
 from registry.catalog.adapter_rows import Version
 from registry.catalog.events import Event, EventTail, newest_event_id, prune_events
-from registry.ref import AdapterRef
+from registry.ref import AdapterRef, BaseRef
 from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
 from server.pool.engines import Engines

@@ -10,7 +10,7 @@ from engine.errors import EngineDeadError
 from engine.wire.messages import Residency
 from engine.wire.records import JournalRecords
 from registry.base.base_models import BaseModels
-from registry.base_ref import BaseRef
+from registry.ref import BaseRef
 from server.inference import errors
 from server.inference.served_base import ServedBase
 from server.pool.control_files import BaseEntry

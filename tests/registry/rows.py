@@ -5,7 +5,7 @@ import json
 
 from sqlalchemy import Connection, delete, insert, select
 
-from registry.base_ref import BaseRef
+from registry.ref import BaseRef
 from registry.tables import adapter_aliases, adapter_versions, adapters
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from registry.base.base_models import BaseModels
-from registry.base_ref import BaseRef
+from registry.ref import BaseRef
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import pytest
 from engine.errors import EngineAwayError, EngineDeadError
 from registry.base.base_model import BaseModel
 from registry.base.base_models import BaseModels
-from registry.base_ref import BaseRef
 from registry.catalog.catalog import Catalog
+from registry.ref import BaseRef
 from registry.storage.storage import LocalStorage
 from registry.storage.work_dir import WorkDir
 from registry.uploads.ends import ProofFailed, check_fault

@@ -9,11 +9,11 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from registry.base.base_models import BaseModels
-from registry.base_ref import BaseRef
 from registry.catalog import adapter_rows, grants, pins
 from registry.catalog.alias_rows import Canary
 from registry.catalog.catalog import Catalog
 from registry.catalog.events import KEPT_MS, record_event
+from registry.ref import BaseRef
 from registry.tables import adapter_events
 from server.accounts.auth import Identity
 from server.accounts.tenants import suspend_tenant

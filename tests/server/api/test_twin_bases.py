@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from registry.base_ref import BaseRef
 from registry.formats.chat_template import read_json
+from registry.ref import BaseRef
 from server.inference.base_maker import BaseMaker
 from server.inference.served_base import ServedBase
 from server.launch.settings import Settings

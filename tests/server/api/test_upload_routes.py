@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from registry.base_ref import BaseRef
 from registry.errors import StorageError
+from registry.ref import BaseRef
 from registry.storage.storage import folder_of
 from registry.storage.work_dir import WorkDir
 from registry.uploads.proof import Proof

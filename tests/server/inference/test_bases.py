@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine.errors import EngineDeadError
-from registry.base_ref import BaseRef
 from registry.errors import Conflict, NotFound
+from registry.ref import BaseRef
 from server.database.database import LedgerUnavailable
 from server.inference.base_follower import MAX_MODELS, BaseFollower
 from server.inference.bases import Bases
