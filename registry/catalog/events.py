@@ -3,7 +3,7 @@
 Events are kept for an hour; a gateway that was away longer reads the whole state anew.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,7 +84,10 @@ class EventTail:
 
     def read(self, conn: Connection) -> list[Event]:
         """Events that were not taken yet, oldest first. Reading does not take them."""
-        return _read(conn, self.after_id, self._missing.keys())
+        event_id = adapter_events.c.event_id
+        is_new = (event_id > self.after_id) | event_id.in_(self._missing.keys())
+        query = select(adapter_events).where(is_new).order_by(event_id).limit(MAX_READ)
+        return [Event(**row._mapping) for row in conn.execute(query)]
 
     def take(self, events: Sequence[Event], now_ms: int) -> None:
         """Mark events that the caller has acted on as taken."""
@@ -97,10 +100,3 @@ class EventTail:
             # A rolled-back transaction leaves a hole for good.
             if since_ms < now_ms - _LATE_MS or len(self._missing) > _MAX_MISSING:
                 del self._missing[event_id]
-
-
-def _read(conn: Connection, after_id: int, missing: Collection[int]) -> list[Event]:
-    event_id = adapter_events.c.event_id
-    query = select(adapter_events).where((event_id > after_id) | event_id.in_(missing))
-    rows = conn.execute(query.order_by(event_id).limit(MAX_READ))
-    return [Event(**row._mapping) for row in rows]

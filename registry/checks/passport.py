@@ -2,10 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from statistics import median
-from typing import Any
 
 from registry.base.base_model import BaseModel
 from registry.base.base_names import last_name, trained_on_quantised
@@ -52,9 +51,6 @@ class Passport:
     vocab_size: int | None
     trained_on: str | None
     warnings: list[str]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def config_warnings(

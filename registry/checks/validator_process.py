@@ -67,8 +67,12 @@ def _validate(request: dict[str, Any]) -> dict[str, Any]:
         written = write_canonical(target, weights, checked.adapter)
     seconds = {"check": checked_at - started, "write": time.perf_counter() - checked_at}
     rounded = {stage: round(spent, 3) for stage, spent in seconds.items()}
-    passport = checked.passport.to_dict() | {"seconds": rounded}
-    own = _own_tokenizer(request["text"], bases.index(base), passport, base.config["vocab_size"])
+    passport = asdict(checked.passport) | {"seconds": rounded}
+    own, text = None, request["text"]
+    if text is not None:
+        of_base = BaseText(**text["bases"][bases.index(base)])
+        num_ids = checked.adapter.vocab_size or base.config["vocab_size"]
+        own = find_own(text["files"], of_base, num_ids)
     return {
         "passport": passport | ({"tokenizer": summary(own)} if own else {}),
         **asdict(written),
@@ -85,16 +89,3 @@ def _base(facts: dict[str, Any]) -> BaseModel:
     }
     places = {name: TensorPlace(*place) for name, place in facts["places"].items()}
     return BaseModel(**facts | {"path": Path(facts["path"]), "tensors": tensors, "places": places})
-
-
-def _own_tokenizer(
-    text: dict[str, Any] | None, base: int, passport: dict[str, Any], base_ids: int
-) -> dict[str, Any] | None:
-    """Find what the adapter's tokenizer has of its own.   base: the number of its base model.
-
-    base_ids: ids of the base model; an adapter with more embeddings has them in its passport.
-    """
-    if text is None:
-        return None
-    num_ids = passport.get("vocab_size") or base_ids
-    return find_own(text["files"], BaseText(**text["bases"][base]), num_ids)

@@ -96,12 +96,8 @@ def check_quotas(
         return
     tenant_id, name = upload.tenant_id, upload.adapter_name
     unfinished = unfinished_uploads(conn, tenant_id, upload.created_at_ms)
-    _check_limit(
-        "max_open_uploads",
-        len(unfinished) + 1,
-        limits.max_open_uploads,
-        remedy="complete an upload or let it expire",
-    )
+    remedy = "complete an upload or let it expire"
+    _check_limit(limits, "max_open_uploads", len(unfinished) + 1, remedy)
     if upload.is_dry_run:
         return
     new_bytes = sum(file.size_bytes for file in upload.files.values())
@@ -126,26 +122,18 @@ def check_room(
     coming = [other for other in unfinished if not other.is_dry_run]
     names = {name, *(other.adapter_name for other in coming)}
     names |= adapter_rows.adapter_names(conn, tenant_id)
-    _check_limit("max_adapters", len(names), limits.max_adapters, remedy="delete an adapter first")
+    _check_limit(limits, "max_adapters", len(names), "delete an adapter first")
     num_versions += adapter_rows.count_versions(conn, tenant_id, name)
     num_versions += sum(other.adapter_name == name for other in coming)
-    _check_limit(
-        "max_versions",
-        num_versions,
-        limits.max_versions,
-        remedy="delete a version of the adapter first",
-    )
+    _check_limit(limits, "max_versions", num_versions, "delete a version of the adapter first")
     num_bytes += adapter_rows.stored_bytes(conn, tenant_id)
     num_bytes += sum(other.declared_bytes for other in coming)
-    _check_limit(
-        "max_adapter_bytes_total",
-        num_bytes,
-        limits.max_adapter_bytes_total,
-        remedy="delete an adapter first",
-    )
+    _check_limit(limits, "max_adapter_bytes_total", num_bytes, "delete an adapter first")
 
 
-def _check_limit(quota: str, asked: int, limit: int, *, remedy: str) -> None:
+def _check_limit(limits: RegistryLimits, quota: str, asked: int, remedy: str) -> None:
+    """Raise QuotaExceeded if more is asked for than the field `quota` of the limits allows."""
+    limit: int = getattr(limits, quota)
     if asked > limit:
         raise QuotaExceeded.of(quota, limit, remedy)
 

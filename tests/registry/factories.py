@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -193,7 +194,7 @@ class InProcessValidator:
             base = choose_base(bases, config.read_bytes(), source, limits)
             checked = check_adapter(config.read_bytes(), source, base, limits)
             written = write_canonical(out, source, checked.adapter)
-        passport = checked.passport.to_dict()
+        passport = asdict(checked.passport)
         return ValidatedAdapter(
             passport,
             written.digest,

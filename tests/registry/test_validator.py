@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +56,7 @@ def test_a_sound_adapter_gets_its_passport_and_its_object(base, files, tmp_path)
     validated = Validator(LIMITS).check([base], "a", *files, tmp_path / "object")
     data = (tmp_path / "object").read_bytes()
     assert (validated.digest, validated.size_bytes) == (sha256(data), len(data))
-    here = validate_adapter(files[0].read_bytes(), files[1], base, LIMITS).to_dict()
+    here = asdict(validate_adapter(files[0].read_bytes(), files[1], base, LIMITS))
     assert validated.passport | {"seconds": None} == here | {"seconds": None}
     assert validated.passport["seconds"].keys() == {"check", "write"}
 
