@@ -41,12 +41,11 @@ def encode(body: dict[str, Any]) -> bytes:
     return json.dumps(BODY | body).encode()
 
 
-def send(client: socket.socket, tenant: Tenant, body: dict[str, Any], key: str | None) -> None:
+def send(client: socket.socket, tenant: Tenant, body: dict[str, Any]) -> None:
     data = encode(body)
     lines = [
         "POST /v1/completions HTTP/1.1", "Host: gateway", "Content-Type: application/json",
-        f"Authorization: Bearer {tenant.api_key}", f"Content-Length: {len(data)}",
-        *([f"Idempotency-Key: {key}"] if key else []), "", "",
+        f"Authorization: Bearer {tenant.api_key}", f"Content-Length: {len(data)}", "", "",
     ]  # fmt: skip
     client.sendall("\r\n".join(lines).encode() + data)
 
@@ -67,11 +66,9 @@ def reset(client: socket.socket) -> None:
     client.close()
 
 
-def leave_after(
-    tenant: Tenant, num_events: int, body: dict[str, Any], *, key: str | None, rudely: bool
-) -> None:
+def leave_after(tenant: Tenant, num_events: int, body: dict[str, Any], *, rudely: bool) -> None:
     client = connect(tenant.stack)
-    send(client, tenant, body, key)
+    send(client, tenant, body)
     if num_events:
         assert b" 200 " in read_events(client, num_events)[:20]
     reset(client) if rudely else client.close()
@@ -137,16 +134,13 @@ EARLY, LATE = (0, 1, 5), (NUM_TOKENS, NUM_TOKENS + 1, NUM_TOKENS + 2)
 """Numbers of events after which a client leaves; late: last token, usage chunk, [DONE]."""
 
 
-def sweep(
-    tenant: Tenant, early: Sequence[int], late: Sequence[int], *, key: str | None = None
-) -> list[dict[str, Any]]:
+def sweep(tenant: Tenant, early: Sequence[int], late: Sequence[int]) -> list[dict[str, Any]]:
     """Let a client leave at each place, closing normally and with RST; return the usage events."""
     before = check_nothing_is_left(tenant)
     for rudely in (False, True):
         for body, places in ((LONG, early), (SHORT, late)):
             for place in places:
-                one_key = f"{key}-{rudely}-{place}" if key else None
-                leave_after(tenant, place, body, key=one_key, rudely=rudely)
+                leave_after(tenant, place, body, rudely=rudely)
                 tenant.stack.wait(lambda: is_free(tenant))
     events = check_nothing_is_left(tenant)
     new = [event for request_id, event in events.items() if request_id not in before]
@@ -184,7 +178,7 @@ def test_a_client_that_leaves_after_any_event_leaves_nothing_behind(
 def test_a_whole_answer_whose_client_left_is_aborted(tenant: Tenant) -> None:
     before = check_nothing_is_left(tenant)
     client = connect(tenant.stack)
-    send(client, tenant, LONG | {"stream": False, "stream_options": None}, None)
+    send(client, tenant, LONG | {"stream": False, "stream_options": None})
     tenant.stack.wait(lambda: "open" in hold_states(tenant))
     client.close()
     tenant.stack.wait(lambda: is_free(tenant))
