@@ -91,7 +91,7 @@ def test_forced_tokens_take_no_step_of_their_own_and_are_metered_like_others(
     assert core.runner.meter.sampled_tokens == answer[-1].num_completion_tokens == 7
     assert core.scheduler.constraints.lanes.figures.forced_tokens == 5
     assert [len(o.new_token_ids) for o in answer if o.new_token_ids] == [1, 3, 1, 2]
-    # Of 9 prompt tokens, 5 forced ones, and a row of each step that chose a token or came too early.
+    # Of 9 prompt tokens, 5 forced ones, and a row of each step that chose a token or was too early.
     assert core.scheduler.policy.counters == {"t1": 9 + 5 + 2 * core.num_steps}
 
 
