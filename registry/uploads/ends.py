@@ -135,6 +135,7 @@ def discard(begin: Begin, storage: Storage, upload: Upload, now_ms: int) -> bool
         # The upload's end does not depend on this, and the next sweep finds the upload again.
         return False
     with begin() as conn:
+        conn.execute(upload_parts.delete().where(is_of(upload_parts, upload)))
         return mark_discarded(conn, upload, now_ms)
 
 
@@ -145,7 +146,4 @@ def mark_discarded(conn: Connection, upload: Upload, now_ms: int) -> bool:
         .where(is_of(uploads, upload), uploads.c.state.in_(_ENDED))
         .values(discarded_at_ms=now_ms)
     )
-    if marked.rowcount == 0:
-        return False
-    conn.execute(upload_parts.delete().where(is_of(upload_parts, upload)))
-    return True
+    return marked.rowcount == 1

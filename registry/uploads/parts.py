@@ -121,7 +121,7 @@ def received_parts(conn: Connection, upload: Upload) -> tuple[UploadPart, ...]:
 
 
 def pending_bytes(conn: Connection, tenant_id: str) -> Pending:
-    """Bytes that the store holds of unfinished uploads. There is a row for each part alone."""
+    """Bytes of parts in the store. A part has a row until `ends.discard` has deleted it."""
     size_bytes = func.sum(upload_parts.c.size_bytes)
     of_tenant = size_bytes.filter(upload_parts.c.tenant_id == tenant_id)
     row = conn.execute(select(func.coalesce(size_bytes, 0), func.coalesce(of_tenant, 0))).one()

@@ -1,15 +1,14 @@
 """Proofs of uploads: an upload with checked files waits for an engine's proof, which decides it.
 
 A READY row always has its object, although objects are put outside of transactions and
-`registry.uploads.sweep` deletes objects that no row refers to. Proof and sweep both decide under
+`registry.uploads.sweep` deletes objects that no row refers to. Build and sweep both decide under
 the tenant's lock, after checking whether the other came first:
 
-    put object ── lock: if it still exists, a row refers to it ── ... ── lock: version READY
-                  lock: if no row refers to it, delete it
+    build: put object ── lock: if it still exists, write the row of a proving upload
+    sweep:               lock: if no row refers to it, delete it
 
-If the sweep comes first, the object is missing when it is looked for, and the upload stays open. If
-the row comes first, the sweep finds it: the upload's row while it is proving, and its version's
-afterwards. Once a row refers to an object, the object is not deleted; a version is only made from a
+If the sweep comes first, the build misses the object and leaves the upload open. If the row comes
+first, the sweep finds it: the upload's row while it is proving, and its version's afterwards. Once a row refers to an object, the object is not deleted; a version is only made from a
 proving upload, in the transaction that ends its proving.
 
 Under the lock the store is only asked for a size or to delete one key; no bytes are transferred.

@@ -7,6 +7,7 @@ import pytest
 from registry.catalog.catalog import MAX_ALIASES
 from registry.errors import InvalidAdapter, StorageError
 from registry.uploads import ends as upload_ends
+from registry.uploads.parts import Pending, pending_bytes
 from registry.uploads.proof import Proof
 from registry.uploads.proving import claim_proof, claim_proofs
 from tests.refusals import refused
@@ -26,6 +27,12 @@ def make_proving(uploads, open_upload):
 
 def claim(uploads, limit=9):
     return [upload.upload_id for upload in uploads.claim(limit)]
+
+
+def test_what_waits_for_its_proof_takes_no_room_for_parts(make_proving, connection):
+    make_proving()
+    assert pending_bytes(connection, A) == Pending(0, 0)
+
 
 
 def test_there_is_no_version_before_the_proof(catalog, connection, make_proving, storage):
