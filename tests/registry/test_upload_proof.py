@@ -34,7 +34,6 @@ def test_what_waits_for_its_proof_takes_no_room_for_parts(make_proving, connecti
     assert pending_bytes(connection, A) == Pending(0, 0)
 
 
-
 def test_there_is_no_version_before_the_proof(catalog, connection, make_proving, storage):
     upload = make_proving()
     assert upload.state == "proving"
