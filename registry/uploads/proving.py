@@ -8,8 +8,9 @@ the tenant's lock, after checking whether the other came first:
     sweep:               lock: if no row refers to it, delete it
 
 If the sweep comes first, the build misses the object and leaves the upload open. If the row comes
-first, the sweep finds it: the upload's row while it is proving, and its version's afterwards. Once a row refers to an object, the object is not deleted; a version is only made from a
-proving upload, in the transaction that ends its proving.
+first, the sweep finds it: the upload's row while it is proving, and its version's afterwards. Once
+a row refers to an object, the object is not deleted; a version is only made from a proving upload,
+in the transaction that ends its proving.
 
 Under the lock the store is only asked for a size or to delete one key; no bytes are transferred.
 """
