@@ -19,7 +19,7 @@ NEVER_SENT = {
     "code",  # the client's word for the field
     "passed",  # the verdict on an adapter that has no fault
 }
-FAULT_MAKERS = {"fault", "_fault"}
+FAULT_MAKERS = {"fault", "_fault", "file_fault"}
 """Functions of the registry whose first argument is a code."""
 
 

@@ -171,8 +171,8 @@ def make_retired():
         is_settled = False
         num_unsettled = 3
 
-        def read(self, settled_seq, limit):
-            return (settled_seq, limit)
+        def answer(self, message):
+            return (message.settled_seq, message.limit)
 
     clock = FakeClock()
     return clock, RetiredCore(Journal(), 100.0, clock)
@@ -196,10 +196,8 @@ def test_what_is_retired_is_not_through_before_every_hold_has_expired_and_was_lo
     assert core.is_settled
 
 
-def test_what_is_retired_answers_nobody_elses_questions():
+def test_what_is_retired_answers_no_other_question():
     _, core = make_retired()
-    ((_, answer),) = core.handle("g", ReadJournal(engine_id="eng-2", settled_seq=7))
-    assert (answer.engine_id, answer.records, answer.complete) == ("eng-1", (), False)
     proof = ProveAdapter(proof_id="p", adapter=make_adapter(), object_path="")
     assert core.handle("g", proof) == []
     assert core.take_stats().unsettled_records == 3

@@ -135,7 +135,7 @@ def test_a_coordinator_that_was_started_again_is_joined_again(tmp_path, monkeypa
 def test_what_is_wanted_lies_between_the_bounds(tmp_path, monkeypatch, written, wanted):
     placer, seen = make_placer(tmp_path, monkeypatch, [answer()])
     if written is not None:
-        wanted_file(tmp_path).path.write_text(json.dumps({"engines": written}))
+        wanted_file(tmp_path).path.write_text(json.dumps(written))
     placer.turn()
     assert seen.wanted == [wanted]
 
