@@ -1,7 +1,7 @@
 """One answer as server-sent events, each written in the moment of its output."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from uuid import uuid4
 
 from engine.wire.messages import RequestOutput
@@ -14,6 +14,7 @@ from server.tools.parser import Parsed
 Usage = Callable[[RequestOutput], JsonObject]
 
 
+@dataclass(slots=True, eq=False)
 class AnswerEvents:
     """Turns the outputs of a request into events, and gives each to `write`.
 
@@ -21,58 +22,48 @@ class AnswerEvents:
     usage: gives that of an event of its own at the end; None where there is no such event.
     """
 
-    def __init__(
-        self,
-        answer: Answer,
-        choices: Sequence[Choice],
-        padding: Padding,
-        write: Callable[[bytes], None],
-        *,
-        usage_so_far: Usage | None,
-        usage: Usage | None,
-    ) -> None:
-        self._answer = answer
-        self._choices = choices
-        self._padding = padding
-        self._write = write
-        self._usage_so_far = usage_so_far
-        self._usage = usage
-        self._may_frame = not padding and usage_so_far is None
-        self._frames: list[_Frame | None] = [None] * len(choices)
+    answer: Answer
+    choices: Sequence[Choice]
+    padding: Padding
+    write: Callable[[bytes], None]
+    _: KW_ONLY
+    usage_so_far: Usage | None
+    usage: Usage | None
+    _frames: "dict[int, _Frame]" = field(default_factory=dict, init=False)
 
     def take(self, output: RequestOutput) -> None:
-        choice, frame = self._choices[output.index], self._frames[output.index]
+        choice, frame = self.choices[output.index], self._frames.get(output.index)
         if frame is not None and _adds_only_text(output):
-            self._write(frame.around(choice.text_of(output.new_token_ids)))
+            self.write(frame.around(choice.text_of(output.new_token_ids)))
             return
         part = choice.take(output)
         # Padded, a step without an event would tell what it was silent about.
-        is_shown = self._usage_so_far or self._padding or not choice.is_silent(part)
+        is_shown = self.usage_so_far or self.padding or not choice.is_silent(part)
         if is_shown and not output.is_of_prompt:
-            self._write(self._event(choice, part, output))
-            if frame is None and self._may_frame and choice.is_plain:
+            self.write(self._event(choice, part, output))
+            if frame is None and choice.is_plain and not (self.padding or self.usage_so_far):
                 event = self._event(choice, Part(Parsed(_MARK)), output)
                 self._frames[output.index] = _Frame.of(event)
         if output.is_last:
             self._end(output)
 
     def _end(self, output: RequestOutput) -> None:
-        if self._usage is not None:
-            event = answers.event(self._answer.usage_chunk(self._usage(output)))
-            self._write(self._padding.part(event))
-        self._write(self._padding.last(answers.DONE))
+        if self.usage is not None:
+            event = answers.event(self.answer.usage_chunk(self.usage(output)))
+            self.write(self.padding.part(event))
+        self.write(self.padding.last(answers.DONE))
 
     def _event(self, choice: Choice, part: Part, output: RequestOutput) -> bytes:
         is_first = choice.is_first_chunk
-        chunk = self._answer.chunk(choice.chunk(part))
+        chunk = self.answer.chunk(choice.chunk(part))
         if is_first and choice.is_chat:
             chunk["prompt_token_ids"] = choice.prompt.token_ids
         # Where usage comes at the end, every event has the key, and null.
-        if self._usage_so_far is not None:
-            chunk["usage"] = self._usage_so_far(output)
-        elif self._usage is not None:
+        if self.usage_so_far is not None:
+            chunk["usage"] = self.usage_so_far(output)
+        elif self.usage is not None:
             chunk["usage"] = None
-        return self._padding.part(answers.event(chunk))
+        return self.padding.part(answers.event(chunk))
 
 
 def _adds_only_text(output: RequestOutput) -> bool:

@@ -7,8 +7,7 @@ Framing follows OpenAI's specification; `reasoning`, `token_ids` and `prompt_tok
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import msgspec
 
@@ -67,6 +66,7 @@ class ShownPrompt:
     logprobs: PromptLogprobs | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Choice:
     """One of a request's answers, rendered in OpenAI's format output by output.
 
@@ -76,32 +76,27 @@ class Choice:
     token that ends the answer.   names_ids: whether logprobs name tokens by their ids.
     """
 
-    def __init__(
-        self,
-        index: int,
-        vocabulary: Sequence[bytes],
-        is_chat: bool,
-        prompt: ShownPrompt,
-        parser: AnswerParser | None = None,
-        shown: Mapping[int, bytes] = MappingProxyType({}),
-        not_enforced: Sequence[str] = (),
-        *,
-        shows_reasoning: bool = True,
-        shows_stop: bool = False,
-        names_ids: bool = False,
-    ) -> None:
-        self.index = index
-        self.is_chat = is_chat
-        self.prompt = prompt
-        self.num_reasoning_tokens = 0
-        self._parser = parser
-        self._shows_reasoning = shows_reasoning
-        self._shows_stop = shows_stop
-        self._not_enforced = not_enforced
-        self._num_calls = 0
-        self._detokenizer = Detokenizer(vocabulary, shown)
-        self._logprobs = LogprobsText(vocabulary, is_chat, len(prompt.echo), as_ids=names_ids)
-        self.is_first_chunk = True
+    index: int
+    vocabulary: Sequence[bytes]
+    is_chat: bool
+    prompt: ShownPrompt
+    parser: AnswerParser | None = None
+    shown: Mapping[int, bytes] = field(default_factory=dict)
+    not_enforced: Sequence[str] = ()
+    _: KW_ONLY
+    shows_reasoning: bool = True
+    shows_stop: bool = False
+    names_ids: bool = False
+    num_reasoning_tokens: int = field(default=0, init=False)
+    is_first_chunk: bool = field(default=True, init=False)
+    _num_calls: int = field(default=0, init=False)
+    _detokenizer: Detokenizer = field(init=False)
+    _logprobs: LogprobsText = field(init=False)
+
+    def __post_init__(self) -> None:
+        num_echoed, as_ids = len(self.prompt.echo), self.names_ids
+        self._detokenizer = Detokenizer(self.vocabulary, self.shown)
+        self._logprobs = LogprobsText(self.vocabulary, self.is_chat, num_echoed, as_ids=as_ids)
 
     def take(self, output: RequestOutput) -> Part:
         """The part that an output adds to the answer."""
@@ -123,7 +118,7 @@ class Choice:
         """Whether its chunks but the first and the last differ in their text alone, as long as no
         logprobs come with them.
         """
-        return self._parser is None and self.prompt.token_ids is None
+        return self.parser is None and self.prompt.token_ids is None
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The text that tokens add to a plain answer that goes on."""
@@ -131,7 +126,7 @@ class Choice:
 
     def _cut_bytes(self, output: RequestOutput) -> int:
         """Bytes at the end that are no text of the answer."""
-        if self._shows_stop or output.stop_cause not in ("eos", "stop_token"):
+        if self.shows_stop or output.stop_cause not in ("eos", "stop_token"):
             return output.num_stop_bytes
         num_last_bytes = len(self._detokenizer.bytes_of(output.new_token_ids[-1:]))
         return max(output.num_stop_bytes, num_last_bytes)
@@ -140,7 +135,7 @@ class Choice:
         """The text of an output's tokens, taken apart; tokens of a reasoning part are counted."""
         token_ids, cut_bytes = output.new_token_ids, self._cut_bytes(output)
         final, is_cut = output.finish_reason is not None, output.stop_cause != "eos"
-        parser = self._parser
+        parser = self.parser
         if parser is None:
             return Parsed(self._detokenizer.push(token_ids, final=final, cut_bytes=cut_bytes))
         said = Parsed()
@@ -157,7 +152,7 @@ class Choice:
             said.append(parser.push(text, final=final and is_end, is_cut=is_cut))
             if was_reasoning or parser.is_reasoning:
                 self.num_reasoning_tokens += len(group)
-        if not self._shows_reasoning:
+        if not self.shows_reasoning:
             said.reasoning = ""
         return said
 
@@ -190,7 +185,7 @@ class Choice:
         said = part.said
         has_text = bool(said.content or said.reasoning or said.calls)
         shows = has_text or part.finish_reason or part.logprobs or self.prompt.token_ids is not None
-        return self._parser is not None and not shows
+        return self.parser is not None and not shows
 
     def _message(self, said: Parsed) -> JsonObject:
         has_text = bool(said.content or not said.calls)
@@ -203,7 +198,7 @@ class Choice:
         return message | {"refusal": None}
 
     def _delta(self, said: Parsed) -> JsonObject:
-        if self._parser is None:
+        if self.parser is None:
             return {"content": said.content}
         delta: JsonObject = {"content": said.content} if said.content else {}
         if said.reasoning:
@@ -236,14 +231,14 @@ class Choice:
         reason = part.finish_reason
         head: JsonObject = {"index": self.index, "logprobs": part.logprobs, "finish_reason": reason}
         head["token_ids"] = None if self.prompt.token_ids is None else part.token_ids
-        parser = self._parser
+        parser = self.parser
         if reason == "stop" and parser and parser.num_calls and not parser.has_cut_call:
             head["finish_reason"] = "tool_calls"
         if part.finish_reason is not None:
             # OpenAI has no word for an exhausted budget.
             head["x_chorale"] = {"stop_cause": part.stop_cause}
-            if self._not_enforced:
-                head["x_chorale"]["not_enforced"] = self._not_enforced
+            if self.not_enforced:
+                head["x_chorale"]["not_enforced"] = self.not_enforced
         return head
 
 

@@ -5,6 +5,7 @@ Each call takes the same time, however many are open.
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from server.api import errors
@@ -19,6 +20,7 @@ class Connection(Protocol):
         """Close at once."""
 
 
+@dataclass(slots=True, eq=False)
 class Connections:
     """Connections by address and by tenant. Only one on which no key was ever shown may have to
     give way, also in the middle of a request: whoever sends a body, or waits for an answer, before
@@ -29,29 +31,23 @@ class Connections:
     always left for others.
     """
 
-    def __init__(
-        self,
-        limit: int,
-        limit_per_address: int,
-        trusted_proxies: Sequence[Network] = (),
-    ) -> None:
-        self._limit = limit
-        self._limit_per_address = limit_per_address
-        self._trusted_proxies = trusted_proxies
-        # The addresses of all open connections; None where they do not count.
-        self._addresses: dict[Connection, bytes | None] = {}
-        self._num_at: Counter[bytes | None] = Counter()
-        self._tenants: dict[Connection, str] = {}
-        self._num_of: Counter[str] = Counter()
-        # Connections that may have to give way; the one whose last request is longest ago is first.
-        self._keyless: OrderedDict[Connection, None] = OrderedDict()
+    limit: int
+    limit_per_address: int
+    trusted_proxies: Sequence[Network] = ()
+    # The addresses of all open connections; None where they do not count.
+    _addresses: dict[Connection, bytes | None] = field(default_factory=dict)
+    _num_at: Counter[bytes | None] = field(default_factory=Counter)
+    _tenants: dict[Connection, str] = field(default_factory=dict)
+    _num_of: Counter[str] = field(default_factory=Counter)
+    # Connections that may have to give way; the one whose last request is longest ago is first.
+    _keyless: OrderedDict[Connection, None] = field(default_factory=OrderedDict)
 
     def open(self, connection: Connection, host: str | None) -> None:
         """Count a connection. Raises Invalid if there is no place."""
         address = self._address(host)
-        if address is not None and self._num_at[address] >= self._limit_per_address:
+        if address is not None and self._num_at[address] >= self.limit_per_address:
             raise errors.too_many_connections("Your address has as many as it may.")
-        if len(self._addresses) >= self._limit:
+        if len(self._addresses) >= self.limit:
             if not self._keyless:
                 raise errors.too_many_connections()
             first = next(iter(self._keyless))
@@ -77,7 +73,7 @@ class Connections:
         known_as = self._tenants.get(connection)
         if connection not in self._addresses or known_as == tenant_id:
             return
-        num_left = self._limit - len(self._tenants) + (known_as is not None)
+        num_left = self.limit - len(self._tenants) + (known_as is not None)
         if self._num_of[tenant_id] >= num_left:
             raise errors.too_many_connections("Your keys are in use on as many as they may be.")
         self._forget_key(connection)
@@ -92,7 +88,7 @@ class Connections:
 
     def _address(self, host: str | None) -> bytes | None:
         """A client's address as it is counted; None for a proxy, and for a Unix socket."""
-        if host is None or is_in(host, self._trusted_proxies):
+        if host is None or is_in(host, self.trusted_proxies):
             return None
         return parse_address(host).packed[:_COUNTED_BYTES]
 

@@ -1,13 +1,14 @@
 """Logprobs in OpenAI's two formats: tokens as text, and their exact bytes."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from engine.wire.messages import TokenLogprobs
 from server.text.json_object import JsonObject
 from server.text.tokenizer import Detokenizer
 
 
+@dataclass(slots=True, eq=False)
 class LogprobsText:
     """The logprobs of one answer, piece by piece: one entry for every token that is counted.
 
@@ -17,23 +18,19 @@ class LogprobsText:
     `token_id:N` instead of by its text.
     """
 
-    def __init__(
-        self,
-        vocabulary: Sequence[bytes],
-        is_chat: bool,
-        num_characters: int = 0,
-        *,
-        as_ids: bool = False,
-    ) -> None:
-        self._vocabulary = vocabulary
-        self._is_chat = is_chat
-        self._as_ids = as_ids
-        self._detokenizer = Detokenizer(vocabulary)
-        self._num_characters = num_characters
+    vocabulary: Sequence[bytes]
+    is_chat: bool
+    num_characters: int = 0
+    _: KW_ONLY
+    as_ids: bool = False
+    _detokenizer: Detokenizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._detokenizer = Detokenizer(self.vocabulary)
 
     def render(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> JsonObject:
         """The `logprobs` of the next tokens."""
-        if self._is_chat:
+        if self.is_chat:
             return self._chat(token_ids, logprobs)
         return self._completion(token_ids, logprobs)
 
@@ -72,8 +69,8 @@ class LogprobsText:
 
     def _offset(self, token_id: int) -> int:
         """Characters of the answer before this token."""
-        offset = self._num_characters
-        self._num_characters += len(self._detokenizer.push([token_id]))
+        offset = self.num_characters
+        self.num_characters += len(self._detokenizer.push([token_id]))
         return offset
 
     def _entry(self, token_id: int, logprob: float) -> JsonObject:
@@ -81,18 +78,19 @@ class LogprobsText:
         return {
             "token": self._text(token_id),
             "logprob": logprob,
-            "bytes": list(bytes_of(self._vocabulary, token_id)) or None,
+            "bytes": list(bytes_of(self.vocabulary, token_id)) or None,
         }
 
     def _name(self, token_id: int) -> str:
-        return _id_name(token_id) if self._as_ids else unique_text(self._vocabulary, token_id)
+        return _id_name(token_id) if self.as_ids else unique_text(self.vocabulary, token_id)
 
     def _text(self, token_id: int) -> str:
-        if self._as_ids:
+        if self.as_ids:
             return _id_name(token_id)
-        return bytes_of(self._vocabulary, token_id).decode("utf-8", "replace")
+        return bytes_of(self.vocabulary, token_id).decode("utf-8", "replace")
 
 
+@dataclass(slots=True, eq=False)
 class PromptLogprobs:
     """The logprobs of one prompt, piece by piece, in the shapes that were asked for.
 
@@ -101,35 +99,31 @@ class PromptLogprobs:
     The first token of a prompt has no logprob: null.
     """
 
-    def __init__(
-        self,
-        vocabulary: Sequence[bytes],
-        token_ids: Sequence[int],
-        num_echoed: int | None,
-        num_listed: int | None,
-        *,
-        as_ids: bool = False,
-    ) -> None:
-        self._vocabulary = vocabulary
-        self._token_ids = token_ids
-        self._text = LogprobsText(vocabulary, is_chat=False, as_ids=as_ids)
-        self._num_echoed = num_echoed
-        self._num_listed = num_listed
-        self._num_taken = 1
-        self.echoed: JsonObject | None = None
-        self.listed: list[JsonObject | None] | None = None
-        if num_echoed is not None:
-            self.echoed = self._text.render(token_ids[:1], (TokenLogprobs(logprob=0.0),))
+    vocabulary: Sequence[bytes]
+    token_ids: Sequence[int]
+    num_echoed: int | None
+    num_listed: int | None
+    _: KW_ONLY
+    as_ids: bool = False
+    echoed: JsonObject | None = field(default=None, init=False)
+    listed: list[JsonObject | None] | None = field(default=None, init=False)
+    _num_taken: int = field(default=1, init=False)
+    _text: LogprobsText = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._text = LogprobsText(self.vocabulary, is_chat=False, as_ids=self.as_ids)
+        if self.num_echoed is not None:
+            self.echoed = self._text.render(self.token_ids[:1], (TokenLogprobs(logprob=0.0),))
             self.echoed |= {"token_logprobs": [None], "top_logprobs": [None]}
-        if num_listed is not None:
+        if self.num_listed is not None:
             self.listed = [None]
 
     def take(self, logprobs: Sequence[TokenLogprobs]) -> None:
         """Add the logprobs of the next tokens."""
         start, self._num_taken = self._num_taken, self._num_taken + len(logprobs)
-        token_ids = self._token_ids[start : self._num_taken]
+        token_ids = self.token_ids[start : self._num_taken]
         if self.echoed is not None:
-            named = [replace(each, top=each.top[: self._num_echoed]) for each in logprobs]
+            named = [replace(each, top=each.top[: self.num_echoed]) for each in logprobs]
             extend(self.echoed, self._text.render(token_ids, named))
         if self.listed is not None:
             self.listed += map(self._by_id, token_ids, logprobs)
@@ -137,13 +131,13 @@ class PromptLogprobs:
     def _by_id(self, token_id: int, named: TokenLogprobs) -> JsonObject:
         """vLLM's entry for one token."""
         shown = {token_id: (named.logprob, named.rank)}
-        for rank, (likely, logprob) in enumerate(named.top[: self._num_listed], start=1):
+        for rank, (likely, logprob) in enumerate(named.top[: self.num_listed], start=1):
             shown[likely] = logprob, rank
         return {
             str(shown_id): {
                 "logprob": logprob,
                 "rank": rank,
-                "decoded_token": bytes_of(self._vocabulary, shown_id).decode("utf-8", "replace"),
+                "decoded_token": bytes_of(self.vocabulary, shown_id).decode("utf-8", "replace"),
             }
             for shown_id, (logprob, rank) in shown.items()
         }

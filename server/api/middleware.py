@@ -8,6 +8,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -51,6 +52,7 @@ _NOTED = ("request_id", "tenant_id", "key_id", "method", "route", "status", "att
 WriteLine = Callable[[Mapping[str, Any]], None]
 
 
+@dataclass(slots=True, eq=False)
 class Edge:
     """The outermost middleware of the gateway's own.
 
@@ -59,36 +61,28 @@ class Edge:
     origins: those whose pages may call.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        metrics: Metrics,
-        write_line: WriteLine,
-        tracer: Tracer | None,
-        origins: Collection[str],
-    ):
-        self._app = app
-        self._metrics = metrics
-        self._write_line = write_line
-        self._tracer = tracer
-        self._origins = origins
-        self._was_ready: bool | None = None
+    app: ASGIApp
+    metrics: Metrics
+    write_line: WriteLine
+    tracer: Tracer | None
+    origins: Collection[str]
+    _was_ready: bool | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         method = scope["method"]
         if method == "HEAD":
             scope = {**scope, "method": "GET"}  # answered as a GET; the server drops the body
         span = self._begin_span(method, scope)
         traceparent = span.traceparent if span else None
-        exchange = _Exchange(scope, method, send, self._metrics, traceparent)
+        exchange = _Exchange(scope, method, send, self.metrics, traceparent)
         try:
-            if refused := _refusal(scope) or _refused_preflight(scope, self._origins):
+            if refused := _refusal(scope) or _refused_preflight(scope, self.origins):
                 await error_response(refused)(scope, receive, exchange.send)
             else:
-                await self._app(scope, receive, exchange.send)
+                await self.app(scope, receive, exchange.send)
         except (Exception, asyncio.CancelledError) as error:
             # A fault of the server: the client is not told its cause, the log gets its trace.
             spans.note_error(type(error).__name__)
@@ -102,17 +96,17 @@ class Edge:
             line = exchange.line()
             if line["route"] in _PROBES and line["status"] in (200, 503):
                 line["level"] = self._level_of_probe(line["route"], line["status"] == 200)
-            self._write_line(line)
-            if self._tracer and span:
+            self.write_line(line)
+            if self.tracer and span:
                 _end_span(span, line)
-                self._tracer.export(span)
+                self.tracer.export(span)
 
     def _begin_span(self, method: str, scope: Scope) -> Span | None:
         """Begin the span of a request that is traced, for what this task does."""
-        operation = self._tracer and _OPERATIONS.get((method, scope["path"]))
-        if not self._tracer or not operation:
+        operation = self.tracer and _OPERATIONS.get((method, scope["path"]))
+        if not self.tracer or not operation:
             return None
-        span = self._tracer.begin(operation, _headers(scope))
+        span = self.tracer.begin(operation, _headers(scope))
         spans.enter(span)
         return span
 
