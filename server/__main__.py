@@ -95,7 +95,7 @@ def main() -> None:
         backlog=_ACCEPTED_AT_ONCE,
         timeout_graceful_shutdown=int(settings.drain_timeout_s),
     )
-    gateway.metrics.lines_dropped.set_function(lambda: writer.num_dropped)
+    gateway.metrics.gauges["log_lines_dropped"].set_function(lambda: writer.num_dropped)
     listener = written.get("listener")
     server = _Server(config, gateway.drain, beat, has_neighbours=listener is not None)
     with contextlib.suppress(KeyboardInterrupt):

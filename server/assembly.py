@@ -131,13 +131,13 @@ def assemble(
     metrics = Metrics(bases, settler, settings.metrics_aliases)
     limit_refusals = LimitRefusals(database, count=metrics.count_refusal)
     limiter = _limiter(settings, number, secrets.pepper, limit_refusals)
-    metrics.limiter_degraded.set_function(lambda: limiter.is_degraded)
-    metrics.disk_left.set_function(lambda: space.left_bytes(data_dir))
-    metrics.disk_size.set_function(lambda: space.look(data_dir).size_bytes)
+    metrics.gauges["limiter_degraded"].set_function(lambda: limiter.is_degraded)
+    metrics.gauges["disk_left_bytes"].set_function(lambda: space.left_bytes(data_dir))
+    metrics.gauges["disk_size_bytes"].set_function(lambda: space.look(data_dir).size_bytes)
     auditor = Auditor(database, settler, metrics.note_audit)
     unanswered = Unanswered(data_dir / numbered("unanswered", number))
     failures = Failures(database, signer, unanswered, take_over_key)
-    statements = Statements(database, signer, note_waits=metrics.note_waits)
+    statements = Statements(database, signer, note_waits=metrics.note)
     idempotency = IdempotencyKeys(
         database, claim_ms=int(settings.request_timeout_s * 1000) + CLAIM_SLACK_MS
     )

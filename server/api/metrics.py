@@ -63,11 +63,25 @@ _SPECULATION_GAUGES = {
     "pools": "Number of pools of drafts: one for a tenant and an adapter that share drafts",
     "pool_bytes": "Bytes of host memory in pools of drafts",
 }
-# What waits too long, as the one gateway that issues statements saw it in its last look.
-_WAITS = {
+_GATEWAY_GAUGES = {
+    "log_lines_dropped": "Number of log lines that were dropped because they were not read in time",
+    "limiter_degraded": "1 while limits lost their state or are counted by each gateway alone, "
+    "without Redis",
+    "audit_difference_nanousd": "Nano-dollars that all events are worth less those charged for "
+    "them, by the last audit",
+    "audit_timestamp_seconds": "Unix seconds of this gateway's last audit; 0 if there was none",
+    "audit_last_success_timestamp_seconds": "Unix seconds of this gateway's last audit without a "
+    "difference; 0 if there was none",
+    # What waits too long, as the one gateway that issues statements saw it in its last look.
     "waits_last_look_timestamp_seconds": "Unix seconds of this gateway's last look, 0 if none",
     "oldest_expired_hold_seconds": "Seconds since the expiry of the open hold that expired first",
     "overdue_statements": "Number of last month's statements not issued a day after its end",
+}
+_MACHINE_GAUGES = {
+    "gateways_missing": "Number of gateways of this machine whose figures this scrape lacks",
+    "disk_left_bytes": "Bytes left for uploads and caches on the disk of the data directory; below "
+    "0 where they are taken of the reserve",
+    "disk_size_bytes": "Size of the disk of the data directory",
 }
 # The tiers of adapters are device, host, disk and store; each has these figures.
 _TIER_COUNTERS = {
@@ -186,13 +200,13 @@ class Metrics:
     """The metrics of one gateway, in registries of their own, so that tests may make several.
 
     Several gateways of a machine have the same figures of engines.
-    of_requests: those of requests.   aliases: whose names some figures have as well.
+    gauges: by name.   of_requests: those of requests.   aliases: whose names some figures have as
+    well.
     """
 
     def __init__(self, bases: Bases, settler: Settler, aliases: Literal["", "vllm"] = "") -> None:
         self._engines, self._registry = CollectorRegistry(), CollectorRegistry()
-        gauge = partial(Gauge, registry=self._registry)
-        of_machine = partial(Gauge, registry=self._engines)
+        counter = partial(Counter, registry=self._registry)
         engines, self.of_requests = _EngineCollector(bases), RequestMetrics()
         self._engines.register(engines)
         self._registry.register(_GatewayCollector(bases, settler))
@@ -200,43 +214,27 @@ class Metrics:
         if aliases == "vllm":
             self._engines.register(VllmEngines(engines))
             self._registry.register(VllmRequests(self.of_requests, bases))
-        self.gateways_missing = of_machine(
-            "chorale_gateways_missing",
-            "Number of gateways of this machine whose figures this scrape lacks",
-        )
-        self.requests = Counter(
+        self.gauges = {
+            name: Gauge(f"chorale_{name}", help_text, registry=registry)
+            for registry, helps in (
+                (self._engines, _MACHINE_GAUGES),
+                (self._registry, _GATEWAY_GAUGES),
+            )
+            for name, help_text in helps.items()
+        }
+        self.requests = counter(
             "chorale_http_requests",
             "Number of HTTP requests answered, by method, route and status",
             ["method", "route", "status"],
-            registry=self._registry,
         )
-        self.moves = Counter(
+        self.moves = counter(
             "chorale_request_moves",
             "Number of times that a request moved to another engine: its own was gone or left",
-            registry=self._registry,
         )
-        self.disk_left = of_machine(
-            "chorale_disk_left_bytes",
-            "Bytes left for uploads and caches on the disk of the data directory; below 0 where "
-            "they are taken of the reserve",
-        )
-        self.disk_size = of_machine(
-            "chorale_disk_size_bytes",
-            "Size of the disk of the data directory",
-        )
-        self.lines_dropped = gauge(
-            "chorale_log_lines_dropped",
-            "Number of log lines that were dropped because they were not read in time",
-        )
-        self.limiter_degraded = gauge(
-            "chorale_limiter_degraded",
-            "1 while limits lost their state or are counted by each gateway alone, without Redis",
-        )
-        self.refusals = Counter(
+        self.refusals = counter(
             "chorale_limit_refusals",
             "Number of requests that a limit refused, by the kind of limit",
             ["limit"],
-            registry=self._registry,
         )
         for limit in get_args(RefusingLimit):
             self.refusals.labels(limit)  # so that a first refusal is a rise
@@ -247,27 +245,12 @@ class Metrics:
             buckets=_PROOF_SECONDS,
             registry=self._registry,
         )
-
-        self.audit_difference = gauge(
-            "chorale_audit_difference_nanousd",
-            "Nano-dollars that all events are worth less those charged for them, by the last audit",
-        )
-        self.audit_findings = gauge(
+        self.audit_findings = Gauge(
             "chorale_audit_findings",
             "Number of differences that the last audit found, by check",
             ["check"],
+            registry=self._registry,
         )
-        self.audit_time = gauge(
-            "chorale_audit_timestamp_seconds",
-            "Unix seconds of this gateway's last audit; 0 if there was none",
-        )
-        self.audit_success = gauge(
-            "chorale_audit_last_success_timestamp_seconds",
-            "Unix seconds of this gateway's last audit without a difference; 0 if there was none",
-        )
-        self.waits = {
-            name: gauge(f"chorale_{name}", help_text) for name, help_text in _WAITS.items()
-        }
 
     def count_refusal(self, limit: RefusingLimit) -> None:
         self.refusals.labels(limit).inc()
@@ -276,16 +259,17 @@ class Metrics:
         self.proofs.labels(proof.verdict).observe(proof.seconds)
 
     def note_audit(self, report: Report) -> None:
-        self.audit_time.set(report.at_ms / 1000)
-        self.audit_difference.set(report.difference_nanousd)
         for name, result in report.checks.items():
             self.audit_findings.labels(name).set(result.num_findings)
+        figures = {"audit_timestamp_seconds": report.at_ms / 1000}
         if not report.num_findings:
-            self.audit_success.set(report.at_ms / 1000)
+            figures["audit_last_success_timestamp_seconds"] = report.at_ms / 1000
+        self.note(figures | {"audit_difference_nanousd": report.difference_nanousd})
 
-    def note_waits(self, waits: Mapping[str, float]) -> None:
-        for name, figure in waits.items():
-            self.waits[name].set(figure)
+    def note(self, figures: Mapping[str, float]) -> None:
+        """Set gauges.   figures: by their names."""
+        for name, figure in figures.items():
+            self.gauges[name].set(figure)
 
     def render(self) -> bytes:
         return self.render_engines() + self.render_own()

@@ -44,7 +44,7 @@ class Neighbours:
         paths = sorted(set(self._data_dir.glob("gateway*.sock")) - {self._path})
         answers = await asyncio.gather(*map(_ask, paths))
         texts = {path.stem: text for path, text in zip(paths, answers, strict=True) if text}
-        self._metrics.gateways_missing.set(max(0, self._count - 1 - len(texts)))
+        self._metrics.note({"gateways_missing": max(0, self._count - 1 - len(texts))})
         texts[self._own_name] = await asyncio.to_thread(self._metrics.render_own)
         engines = await asyncio.to_thread(self._metrics.render_engines)
         return engines + merge({name: text.decode() for name, text in texts.items()}).encode()
