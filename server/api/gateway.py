@@ -139,7 +139,6 @@ class Gateway:
             generation,
             self.idempotency,
             self.recorder,
-            self.failures,
             settings.pad_events_to,
             self.routes,
         )

@@ -16,7 +16,6 @@ from registry.errors import Fault, StorageError
 from server import logs
 from server.accounts.auth import Identity
 from server.api.rendering import Asked
-from server.billing.failures import Failures
 from server.database.database import DatabaseError
 from server.inference.admission import Admission
 from server.inference.attempts import Outcome, attempt_id, least_mean_logprob, outcome_of
@@ -46,8 +45,7 @@ class Begun:
 class Routed:
     """One request and its attempts.
 
-    route: None where the request names a model.   parents: a request for a route is among them
-    meanwhile, by its own id.   clock: returns seconds.
+    route: None where the request names a model.   clock: returns seconds.
     request_ids: of the attempts that were admitted.   ticket: the last attempt's; None if it was
     refused.
     """
@@ -58,8 +56,6 @@ class Routed:
     request_id: str
     admission: Admission
     generation: Generation
-    failures: Failures
-    parents: dict[str, Parent]
     clock: Callable[[], float]
     request_ids: list[str] = field(default_factory=list)
     ticket: Ticket | None = None
@@ -85,17 +81,18 @@ class Routed:
             ticket = await self._admit(request, self.request_id, self.admission.timeouts)
             return Begun(self.asked, ticket, self.generation.begin(ticket))
         spans.note(request_model=self.route.name)
-        parent = self.parents[self.request_id] = Parent(self.identity.tenant_id)
+        parents = self.admission.bases.parents
+        parent = parents[self.request_id] = Parent(self.identity.tenant_id)
         try:
             return await self._try(self.route, request, wait, parent)
         finally:
             logs.note(attempts=len(self._tried))
-            del self.parents[self.request_id]
+            del parents[self.request_id]
 
     async def end(self) -> None:
         """Note that the answer is complete, or that its client left."""
         for request_id in self.request_ids:
-            self.failures.note_answered(request_id)
+            self.generation.failures.note_answered(request_id)
 
     async def _try(
         self, route: Route, request: GenerationRequest, wait: Wait[Any], parent: Parent
@@ -155,7 +152,7 @@ class Routed:
     ) -> Ticket:
         """Admit an attempt within its time."""
         self.ticket = await self.admission.admit(self.identity, request, request_id, timeouts)
-        self.failures.expect(request_id)
+        self.generation.failures.expect(request_id)
         self.request_ids.append(request_id)
         return self.ticket
 

@@ -26,7 +26,6 @@ from server.api.recordings import Recorder, Recording
 from server.api.rendering import Asked, Rendering
 from server.api.routed import Begun, Routed
 from server.api.timed_stream import READING_S, Ended, LiveStream
-from server.billing.failures import Failures
 from server.inference.admission import Admission, count_request
 from server.inference.generation import Generation
 from server.inference.idempotency import Claim, IdempotencyKeys, StoredAnswer
@@ -60,7 +59,6 @@ class Serving:
     generation: Generation
     idempotency: IdempotencyKeys
     recorder: Recorder
-    failures: Failures
     pad_events_to: int
     routes: Routes
     clock: Callable[[], float] = time.monotonic
@@ -116,8 +114,6 @@ class Serving:
             request_id=request_id,
             admission=self.admission,
             generation=self.generation,
-            failures=self.failures,
-            parents=self.admission.bases.parents,
             clock=self.clock,
         )
 
