@@ -40,8 +40,6 @@ from server.api.bodies import BodyFields, json_body, refuse_compressed
 from server.api.deps import (
     AdaptersWriteKey,
     AdapterViewDep,
-    BasesDep,
-    CatalogDep,
     DatabaseDep,
     ProverDep,
     RegistryLimitsDep,
@@ -55,9 +53,9 @@ from server.api.limit_headers import retry_headers
 from server.api.upload_view import UploadAnswer, UploadFileAnswer, upload_view
 from server.billing.prices import Price, price_for, price_of_adapter
 from server.database.clock import now_ms
-from server.inference.bases import Bases
 from server.inference.routes import refuse_name_of_route
 from server.limits.inflow import Arrival
+from server.text.json_object import JsonObject
 from server.tools.proof import checked_template
 
 router = tenants_router()
@@ -102,8 +100,12 @@ class _NewFiles(BodyFields):
     transfer: Transfer = GATEWAY
     base_model: _BaseName | None = None
 
-    def declared(self) -> dict[str, UploadFile]:
-        return {name: UploadFile(name, it.size_bytes, it.sha256) for name, it in self.files.items()}
+    def declared(self) -> JsonObject:
+        """What an upload of them says of itself, by the fields of NewUpload."""
+        files = {
+            name: UploadFile(name, it.size_bytes, it.sha256) for name, it in self.files.items()
+        }
+        return {"files": files, "transfer": self.transfer, "base_model": self.base_model}
 
 
 class _Proof(BodyFields):
@@ -135,7 +137,6 @@ class _UploadContext:
 
     database: DatabaseDep
     view: AdapterViewDep
-    catalog: CatalogDep
     storage: StorageDep
     operators_limits: RegistryLimitsDep
     identity: AdaptersWriteKey
@@ -161,8 +162,18 @@ class _UploadContext:
             )
         )
 
-    async def opened(self, upload: Upload) -> UploadAnswer:
-        """Render a new upload; where the store cannot offer its parts, it is cancelled again."""
+    async def open(self, new: NewUpload) -> UploadAnswer:
+        """Open an upload; where the store cannot offer its parts, it is cancelled again."""
+        known = await self._known(new) if new.name else None
+
+        def write(conn: Connection) -> Upload:
+            if new.name:
+                refuse_name_of_route(conn, new.tenant_id, new.name)
+            return upload_opening.open_upload(
+                conn, new, self.view.catalog, self.storage, self.limits, now_ms(), known
+            )
+
+        upload = await self.database.write(write)
         try:
             return await self.rendered(upload)
         except StorageError:
@@ -190,14 +201,14 @@ class _UploadContext:
         version, price = await self.database.read(read)
         return upload_view(upload, offered, base_model, version, price, self.view)
 
-    async def known(self, bases: Bases, new: NewUpload) -> Version | None:
+    async def _known(self, new: NewUpload) -> Version | None:
         """The version made of these files; None if there is none, or no object of it is sound."""
         known = await self.database.read(
-            lambda conn: upload_opening.find_known(conn, new, self.catalog.bases)
+            lambda conn: upload_opening.find_known(conn, new, self.view.catalog.bases)
         )
         if known is None:
             return None
-        residency = bases.residency(known.object_key, known.base)
+        residency = self.view.bases.residency(known.object_key, known.base)
         is_sound = residency is None or residency.tier != "failed"
         is_there = is_sound and await asyncio.to_thread(
             upload_opening.has_object, self.storage, known
@@ -211,7 +222,6 @@ _ContextDep = Annotated[_UploadContext, Depends()]
 @router.post("/adapters/{name}/uploads", status_code=201)
 async def create_upload(
     name: str,
-    bases: BasesDep,
     context: _ContextDep,
     body: Annotated[_NewUpload, json_body(_NewUpload)],
 ) -> UploadAnswer:
@@ -225,24 +235,8 @@ async def create_upload(
     template = None
     if (given := body.response_template) is not None:
         template = await asyncio.to_thread(checked_template, given, "response_template")
-    new = context.new(
-        name,
-        files=body.declared(),
-        alias=body.alias,
-        transfer=body.transfer,
-        response_template=template,
-        base_model=body.base_model,
-    )
-    known = await context.known(bases, new)
-
-    def write(conn: Connection) -> Upload:
-        refuse_name_of_route(conn, new.tenant_id, name)
-        return upload_opening.open_upload(
-            conn, new, context.catalog, context.storage, context.limits, now_ms(), known
-        )
-
-    upload = await context.database.write(write)
-    return await context.opened(upload)
+    new = context.new(name, alias=body.alias, response_template=template, **body.declared())
+    return await context.open(new)
 
 
 @router.post("/adapters:validate", status_code=201)
@@ -251,15 +245,7 @@ async def create_dry_run(
     body: Annotated[_NewFiles, json_body(_NewFiles)],
 ) -> UploadAnswer:
     """Begin an upload that is only checked: its completion shows a passport and stores nothing."""
-    new = context.new(
-        None, files=body.declared(), transfer=body.transfer, base_model=body.base_model
-    )
-    upload = await context.database.write(
-        lambda conn: upload_opening.open_upload(
-            conn, new, context.catalog, context.storage, context.limits, now_ms()
-        )
-    )
-    return await context.opened(upload)
+    return await context.open(context.new(None, **body.declared()))
 
 
 @router.post("/adapters/{name}/versions/{version}/prove", status_code=202)
@@ -277,7 +263,7 @@ async def prove_again(
     new = context.new(name, files={}, alias=body.alias, base_model=body.base_model)
     upload = await context.database.write(
         lambda conn: upload_opening.prove_again(
-            conn, new, version, context.catalog, context.limits, now_ms()
+            conn, new, version, context.view.catalog, context.limits, now_ms()
         )
     )
     prover.wake()
