@@ -13,8 +13,7 @@ from registry.catalog.adapter_rows import Adapter, Version, VersionState
 from registry.catalog.alias_rows import Move, Target
 from registry.catalog.catalog import Catalog
 from registry.catalog.pins import Pin
-from server.api.answer import Answer
-from server.api.endpoints.lists import ListAnswer
+from server.api.answer import Answer, ListAnswer
 from server.billing.prices import Price, prices_for
 from server.billing.rating import hourly_pin_nanousd, monthly_storage_nanousd
 from server.database.clock import now_ms

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
-from server.api.answer import Answer
-from server.api.endpoints.lists import ListAnswer
+from server.api.answer import Answer, ListAnswer
 from server.billing.receipts.receipt import EntryKind
 from server.billing.statement_figures import SCHEMA
 from server.text.json_object import JsonObject

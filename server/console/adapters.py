@@ -15,9 +15,9 @@ from registry.errors import NotFound
 from server.accounts import auth
 from server.accounts.auth import Identity
 from server.api.adapter_view import VersionAnswer
+from server.api.answer import ListAnswer
 from server.api.deps import AdapterViewDep, BasesDep, CatalogDep, DatabaseDep, RegistryLimitsDep
 from server.api.endpoints import adapters, offers, sharing
-from server.api.endpoints.lists import ListAnswer
 from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.viewers import AdaptersViewer

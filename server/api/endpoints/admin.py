@@ -12,11 +12,10 @@ from sqlalchemy import Connection
 from engine.wire.messages import Tier
 from server.accounts import tenants
 from server.accounts.tenants import Tenant, TenantLimits, TenantStatus
-from server.api.answer import Answer
+from server.api.answer import Answer, ListAnswer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import BasesDep, DatabaseDep, IdentitiesDep, PriceTagsDep, operators_router
 from server.api.endpoints.budgets import Dollars, nanousd
-from server.api.endpoints.lists import ListAnswer
 from server.api.endpoints.usage import GroupBy, UsageList, usage_list
 from server.api.times import Time
 from server.billing import budgets

@@ -7,9 +7,8 @@ from pydantic import BaseModel, Field
 
 from server.accounts import tenants
 from server.accounts.audit_log import MAX_LINES, Asked, list_lines
-from server.api.answer import Answer
+from server.api.answer import Answer, Page
 from server.api.deps import DatabaseDep, TenantAdminKey, operators_router, tenants_router
-from server.api.endpoints.lists import Page
 from server.api.times import UnixSeconds, check_order
 from server.database.clock import now_ms
 from server.database.database import Database

@@ -7,10 +7,10 @@ from pydantic import Field
 from sqlalchemy import Connection
 
 from server.accounts import tenants
+from server.api.answer import ListAnswer
 from server.api.bodies import json_body
 from server.api.deps import BasesDep, DatabaseDep, IdentitiesDep, operators_router
 from server.api.endpoints.limits import AmountsAnswer, LimitFields
-from server.api.endpoints.lists import ListAnswer
 from server.billing.base_revisions import check_base
 from server.database.clock import now_ms
 from server.limits import base_limits

@@ -7,10 +7,9 @@ from pydantic import Field, JsonValue
 
 from registry.catalog.audit import record_audit
 from registry.errors import Invalid
-from server.api.answer import Answer
+from server.api.answer import Answer, ListAnswer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import BasesDep, DatabaseDep, FollowerDep, SettingsDep, operators_router
-from server.api.endpoints.lists import ListAnswer
 from server.database.clock import now_ms
 from server.database.database import Database
 from server.inference.base_follower import BaseFollower, BaseState

@@ -10,10 +10,9 @@ from registry.errors import Fault, NotFound
 from server.accounts import tenants
 from server.accounts.auth import USAGE_READ
 from server.api.accounts import AccountDep, AccountEndpoints
-from server.api.answer import Answer
+from server.api.answer import Answer, ListAnswer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, IdentitiesDep
-from server.api.endpoints.lists import ListAnswer
 from server.billing import budgets
 from server.billing.budgets import Budget, BudgetKind, Enforcement, Sums
 from server.billing.months import end_of, month_of

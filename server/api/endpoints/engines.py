@@ -11,9 +11,8 @@ from sqlalchemy import Connection
 from engine.wire.messages import EngineStats
 from registry.catalog.audit import record_audit
 from registry.errors import Conflict, NotFound
-from server.api.answer import Answer
+from server.api.answer import Answer, ListAnswer
 from server.api.deps import BasesDep, DatabaseDep, operators_router
-from server.api.endpoints.lists import ListAnswer
 from server.billing.holds import MAX_VOIDED_AT_ONCE, engines_with_holds, void_lost
 from server.billing.settler import LEASE, SILENT_MS
 from server.database.clock import now_ms

@@ -12,10 +12,9 @@ from sqlalchemy.engine import Connection
 from registry.errors import Invalid
 from registry.extras import ExtraMissing
 from server.accounts import tenants
-from server.api.answer import Answer
+from server.api.answer import Answer, ListAnswer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, UsageKey, operators_router, tenants_router
-from server.api.endpoints.lists import ListAnswer
 from server.api.endpoints.statements import check_period
 from server.api.times import Time, parse_range
 from server.billing.exports import schedules

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from sqlalchemy import Connection
 
-from server.api.answer import Answer
+from server.api.answer import Answer, ListAnswer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import (
     AdaptersReadKey,
@@ -17,7 +17,6 @@ from server.api.deps import (
     LimiterDep,
     tenants_router,
 )
-from server.api.endpoints.lists import ListAnswer
 from server.database.clock import now_ms
 from server.limits.adapter_limits import (
     get_adapter_limits,

@@ -10,10 +10,9 @@ from pydantic import Field
 
 from server.accounts.auth import ADAPTERS_READ, ADAPTERS_WRITE
 from server.api.accounts import Account, AccountDep, AccountEndpoints
-from server.api.answer import Answer
+from server.api.answer import Answer, ListAnswer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import BasesDep, DatabaseDep, RoutesDep
-from server.api.endpoints.lists import ListAnswer
 from server.database.clock import now_ms
 from server.inference import routes as kept
 from server.inference.route import MAX_MODELS, Route, RouteModel, Strategy

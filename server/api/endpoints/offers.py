@@ -11,9 +11,8 @@ from registry.catalog.names import is_name
 from registry.catalog.received_offers import Addressee, ReceivedOffer, offer_not_found
 from server.accounts import tenants
 from server.accounts.auth import Identity
-from server.api.answer import Answer
+from server.api.answer import Answer, ListAnswer
 from server.api.deps import AdaptersReadKey, AdaptersWriteKey, BasesDep, DatabaseDep, tenants_router
-from server.api.endpoints.lists import ListAnswer
 from server.billing.prices import Price, prices_for
 from server.database.clock import now_ms
 

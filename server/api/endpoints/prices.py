@@ -10,10 +10,9 @@ from sqlalchemy import Connection
 from registry.catalog.adapter_rows import owner_of
 from registry.errors import Fault, Invalid, NotFound
 from server.accounts import tenants
-from server.api.answer import Answer
+from server.api.answer import Answer, ListAnswer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import BasesDep, DatabaseDep, PriceTagsDep, operators_router
-from server.api.endpoints.lists import ListAnswer
 from server.api.times import UnixSeconds
 from server.billing import prices
 from server.billing.base_revisions import check_base

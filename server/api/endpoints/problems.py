@@ -16,7 +16,7 @@ from pydantic import Field
 from engine.wire.messages import Residency
 from registry.storage.faults import REMEDIES, StorageFaults
 from registry.storage.free_space import FreeSpace
-from server.api.answer import Answer
+from server.api.answer import Answer, ListAnswer
 from server.api.deps import (
     AuditorDep,
     BasesDep,
@@ -29,7 +29,6 @@ from server.api.deps import (
     StorageDep,
     operators_router,
 )
-from server.api.endpoints.lists import ListAnswer
 from server.billing.audit.report import Report
 from server.billing.holds import expired_by_engine
 from server.billing.ledger_probe import LedgerProbe

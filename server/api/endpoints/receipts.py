@@ -10,9 +10,8 @@ from pydantic import Field
 from sqlalchemy.engine import Connection
 
 from registry.errors import Fault, NotFound
-from server.api.answer import Answer
+from server.api.answer import Answer, ListAnswer
 from server.api.deps import DatabaseDep, UsageKey, tenants_router
-from server.api.endpoints.lists import ListAnswer
 from server.api.receipt_models import KeyId, ReceiptAnswer, ReceiptList, SignedReceipt
 from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.receipts.signing_keys import list_keys

@@ -14,7 +14,7 @@ from registry.errors import Invalid
 from server.accounts import tenants
 from server.accounts.auth import Identity
 from server.api.adapter_view import PinAnswer, pin_view
-from server.api.answer import Answer
+from server.api.answer import Answer, ListAnswer
 from server.api.deps import (
     AdaptersReadKey,
     AdaptersWriteKey,
@@ -22,7 +22,6 @@ from server.api.deps import (
     DatabaseDep,
     tenants_router,
 )
-from server.api.endpoints.lists import ListAnswer
 from server.billing.prices import price_of_adapter
 from server.database.clock import now_ms
 

@@ -9,10 +9,9 @@ from sqlalchemy.engine import Connection
 
 from registry.errors import Invalid
 from server.accounts import tenants
-from server.api.answer import Answer
+from server.api.answer import Answer, ListAnswer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, StatementsDep, UsageKey, operators_router, tenants_router
-from server.api.endpoints.lists import ListAnswer
 from server.api.receipt_models import IssuedStatement, Sha256
 from server.billing import statements
 from server.billing.rating import format_usd

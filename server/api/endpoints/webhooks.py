@@ -8,10 +8,9 @@ from sqlalchemy import Connection
 from registry.errors import Limited, NotFound
 from server.accounts.auth import ADMIN
 from server.api.accounts import Account, AccountDep, AccountEndpoints
-from server.api.answer import Answer
+from server.api.answer import Answer, ListAnswer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, PepperDep, WebhookRulesDep
-from server.api.endpoints.lists import ListAnswer
 from server.database.clock import now_ms
 from server.text.times import unix_seconds
 from server.webhooks import events
