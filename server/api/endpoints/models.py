@@ -64,7 +64,7 @@ async def list_models(
         # A base model that was served later than the route was made has the name.
         routes = [_route(it, identity) for name, it in named.items() if not bases.named(name)]
         own = [
-            _model(base, adapter.name, adapter.name, adapter.created_at_ms, identity.tenant_name)
+            _model(adapter.name, adapter.created_at_ms, identity.tenant_name, base)
             for adapter in catalog.list_adapters(conn, identity.tenant_id)
             if adapter.latest and (base := bases.serving(adapter.latest.base))
         ]
@@ -73,11 +73,10 @@ async def list_models(
         return (
             own
             + [
-                _model(base, model, model, it.created_at_ms, owner)
+                _model(f"{owner}/{it.name}", it.created_at_ms, owner, base)
                 for it in shared
                 if it.base and (base := bases.serving(it.base))
                 for owner in (names[it.owner_id],)
-                for model in (f"{owner}/{it.name}",)
             ]
             + routes
         )
@@ -113,16 +112,14 @@ async def get_model(
         adapter = catalog.get_adapter(conn, named.owner_id, named.name)
         if (base := bases.serving(named.base)) is None:
             raise engine_unavailable()
-        name = model.partition("@")[0]
-        return _model(base, model, name, adapter.created_at_ms, named.owner_name)
+        return _model(model, adapter.created_at_ms, named.owner_name, base)
 
     return await database.read(read)
 
 
 def _base(base: ServedBase) -> ModelAnswer:
-    created_at_ms = base.model.created_at_s * 1000
-    answer = _model(base, base.model_id, base.model_id, created_at_ms, "chorale")
-    return answer.model_copy(update={"parent": None})
+    answer = _model(base.model_id, base.model.created_at_s * 1000, "chorale", base)
+    return answer.model_copy(update={"root": base.model_id, "parent": None})
 
 
 def _withdrawn(conn: Connection, bases: Bases, identity: Identity, model: str) -> ModelAnswer:
@@ -133,32 +130,31 @@ def _withdrawn(conn: Connection, bases: Bases, identity: Identity, model: str) -
     base = version and version.state == DELETED and bases.serving(version.base)
     if not adapter or not version or not base:
         raise model_not_found(model)
-    answer = _model(base, model, adapter.name, adapter.created_at_ms, identity.tenant_name)
+    answer = _model(model, adapter.created_at_ms, identity.tenant_name, base)
     day = (rfc3339(version.deleted_at_ms) or "").partition("T")[0]
     return answer.model_copy(update={"shutdown_date": day})
 
 
 def _route(route: Route, identity: Identity) -> ModelAnswer:
     """A route's entry. Its models may be of several lengths, so the entry says none."""
-    return ModelAnswer(
-        id=route.name,
-        created=route.created_at_ms // 1000,
-        owned_by=identity.tenant_name if route.owner else "chorale",
-        root=route.name,
-        parent=None,
-        max_model_len=None,
-        shutdown_date=None,
+    return _model(
+        route.name, route.created_at_ms, identity.tenant_name if route.owner else "chorale"
     )
 
 
-def _model(base: ServedBase, model: str, root: str, created_at_ms: int, owner: str) -> ModelAnswer:
-    """An adapter's entry.   model: the name asked for.   root: without version or alias."""
+def _model(
+    model: str, created_at_ms: int, owner: str, base: ServedBase | None = None
+) -> ModelAnswer:
+    """An entry.   model: the name asked for, of an adapter with its version or alias.
+
+    base: an adapter's; None for a route.
+    """
     return ModelAnswer(
         id=model,
         created=created_at_ms // 1000,
         owned_by=owner,
-        root=root,
-        parent=base.model_id,
-        max_model_len=base.max_model_len or None,
+        root=model.partition("@")[0],
+        parent=base.model_id if base else None,
+        max_model_len=(base.max_model_len or None) if base else None,
         shutdown_date=None,
     )

@@ -48,11 +48,7 @@ async def get_keys(database: DatabaseDep) -> ReceiptKeyList:
     """
     keys = await database.read(list_keys)
     data = [
-        ReceiptKey(
-            key_id=key.public.key_id,
-            public_key=key.public.raw.hex(),
-            created_at=key.created_at_ms // 1000,
-        )
+        ReceiptKey.of_record(key, key_id=key.public.key_id, public_key=key.public.raw.hex())
         for key in keys
     ]
     return ReceiptKeyList(data=data)

@@ -174,22 +174,10 @@ def _shared_with(
 
 
 def _accepted(name: str, grant: Grant, grantee: str) -> GrantAnswer:
-    return GrantAnswer(
-        adapter=name,
-        tenant=grantee,
-        tenant_id=grant.grantee_id,
-        status="accepted",
-        granted_at=grant.granted_at_ms // 1000,
-        expires_at=None,
-    )
+    shown = {"tenant": grantee, "tenant_id": grant.grantee_id}
+    return GrantAnswer.of_record(grant, adapter=name, status="accepted", expires_at=None, **shown)
 
 
 def _offered(name: str, made: Offer) -> GrantAnswer:
-    return GrantAnswer(
-        adapter=name,
-        tenant=made.addressee,
-        tenant_id=None,
-        status="offered",
-        granted_at=None,
-        expires_at=made.expires_at_ms // 1000,
-    )
+    shown = {"tenant": made.addressee, "tenant_id": None, "granted_at": None}
+    return GrantAnswer.of_record(made, adapter=name, status="offered", **shown)
