@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from server.billing.rating import format_usd
 from server.text.times import unix_seconds
 
 Item = TypeVar("Item")
@@ -31,7 +32,8 @@ class Answer(BaseModel):
 
     @classmethod
     def of_record(cls, record: object, **others: Any) -> Self:
-        """Show a record by its attributes of the fields' names; a time `x_ms` is `x` in seconds.
+        """Show a record by its attributes of the fields' names; a time `x_ms` is `x` in seconds,
+        and an amount `x_nanousd` also `x_usd` in dollars.
 
         others: fields that the record does not have, or has in another form.
         """
@@ -40,6 +42,8 @@ class Answer(BaseModel):
                 others[name] = unix_seconds(getattr(record, f"{name}_ms"))
             elif hasattr(record, name):
                 others[name] = getattr(record, name)
+            elif name.endswith("_usd"):
+                others[name] = format_usd(getattr(record, f"{name.removesuffix('usd')}nanousd"))
         return cls(**others)
 
 

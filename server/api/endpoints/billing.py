@@ -21,7 +21,6 @@ from server.billing.credits import CreditKind
 from server.billing.rating import format_usd
 from server.billing.receipts.receipt import Receipt
 from server.database.clock import now_ms
-from server.text.json_object import JsonObject
 
 both = AccountEndpoints()
 
@@ -111,11 +110,7 @@ async def get_balance(account: AccountDep, database: DatabaseDep) -> BalanceAnsw
     def read(conn: Connection) -> BalanceAnswer:
         found = tenants.get_tenant(conn, account.tenant)
         sums = budgets.read_sums(conn, found.tenant_id, now_ms())
-        amounts: JsonObject = {}
-        for name in ("balance", "held", "available"):
-            amount = getattr(sums, f"{name}_nanousd")
-            amounts |= {f"{name}_nanousd": amount, f"{name}_usd": format_usd(amount)}
-        return BalanceAnswer(tenant_id=found.tenant_id, tenant=found.name, **amounts)
+        return BalanceAnswer.of_record(sums, tenant_id=found.tenant_id, tenant=found.name)
 
     return await database.read(read)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from types import SimpleNamespace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -17,10 +18,9 @@ from server.api.endpoints.prices import PriceFields, adapter_not_found
 from server.api.times import parse_range
 from server.billing.base_revisions import check_base
 from server.billing.prices import get_price
-from server.billing.rating import Prices, format_usd
+from server.billing.rating import Prices
 from server.billing.receipts.receipt import EntryKind
 from server.billing.simulate import Book, BookScope, Line, simulate
-from server.text.json_object import JsonObject
 
 router = operators_router()
 
@@ -124,17 +124,11 @@ async def simulate_billing(
         raise Invalid(
             f"The simulation takes more than {TIMEOUT_S:g} s; ask for one tenant.", param="tenant"
         ) from None
-    data = [
-        SimulatedLine(
-            tenant_id=line.tenant_id, tenant=line.tenant_name, kind=line.kind, **_amounts([line])
-        )
-        for line in lines
-    ]
     return SimulationAnswer(
         start_time=start_ms // 1000,
         end_time=end_ms // 1000,
-        data=data,
-        total=SimulatedAmounts(**_amounts(lines)),
+        data=[SimulatedLine.of_record(line, tenant=line.tenant_name) for line in lines],
+        total=_total(lines),
     )
 
 
@@ -165,9 +159,7 @@ def _book(conn: Connection, body: _Simulation) -> Book:
     return Book({scope: prices.model_dump(exclude_none=True) for scope, prices in named.items()})
 
 
-def _amounts(lines: list[Line]) -> JsonObject:
-    shown: JsonObject = {"num_entries": sum(line.num_entries for line in lines)}
-    for name in ("actual", "simulated", "difference"):
-        amount = sum(getattr(line, f"{name}_nanousd") for line in lines)
-        shown |= {f"{name}_nanousd": amount, f"{name}_usd": format_usd(amount)}
-    return shown
+def _total(lines: list[Line]) -> SimulatedAmounts:
+    names = ("num_entries", "actual_nanousd", "simulated_nanousd", "difference_nanousd")
+    sums = {name: sum(getattr(line, name) for line in lines) for name in names}
+    return SimulatedAmounts.of_record(SimpleNamespace(**sums))

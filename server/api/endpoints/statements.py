@@ -14,7 +14,6 @@ from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, StatementsDep, UsageKey, operators_router, tenants_router
 from server.api.receipt_models import IssuedStatement, Sha256
 from server.billing import statements
-from server.billing.rating import format_usd
 from server.billing.statements import OpenPeriod, Statement
 from server.text.json_object import JsonObject
 
@@ -62,8 +61,7 @@ class StatementSummary(Answer):
         status: JsonObject = {"status": "issued"}
         if isinstance(found, OpenPeriod):
             status = {"status": "open", "issued_at": None, "sha256": None}
-        spent_usd, total_usd = format_usd(found.spent_nanousd), format_usd(found.total_nanousd)
-        return cls.of_record(found, spent_usd=spent_usd, total_usd=total_usd, **status)
+        return cls.of_record(found, **status)
 
 
 class StatementList(ListAnswer[StatementSummary]):
