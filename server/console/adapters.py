@@ -1,5 +1,6 @@
 """The pages of adapters: the list with uploads, one adapter, and what other tenants share."""
 
+import functools
 from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -15,9 +16,9 @@ from registry.errors import NotFound
 from server.accounts import auth
 from server.accounts.auth import Identity
 from server.api.adapter_view import VersionAnswer
-from server.api.answer import ListAnswer
 from server.api.deps import AdapterViewDep, BasesDep, CatalogDep, DatabaseDep, RegistryLimitsDep
 from server.api.endpoints import adapters, offers, sharing
+from server.api.endpoints.adapters import AdapterReader
 from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.viewers import AdaptersViewer
@@ -76,9 +77,8 @@ async def list_adapters(
 ) -> Response:
     """Show the adapters by name, and the form for uploads."""
     identity = viewer.identity
-    found = await adapters.list_adapters(
-        database, view, identity, query.after or None, _PAGE_SIZE, query.search
-    )
+    reader = AdapterReader(database, view, identity)
+    found = await adapters.list_adapters(reader, query.after or None, _PAGE_SIZE, query.search)
     ids = [adapter.adapter_id for adapter in found.data]
 
     def read(conn: Connection) -> dict[str, Any]:
@@ -107,7 +107,6 @@ async def adapter(
     name: str,
     viewer: AdaptersViewer,
     database: DatabaseDep,
-    catalog: CatalogDep,
     bases: BasesDep,
     view: AdapterViewDep,
     limits: RegistryLimitsDep,
@@ -115,14 +114,10 @@ async def adapter(
 ) -> Response:
     """Show one adapter, or how to restore it if it is deleted."""
     identity, may_write = viewer.identity, viewer.may(auth.ADAPTERS_WRITE)
-
-    async def versions(before: int | None, limit: int) -> ListAnswer[VersionAnswer]:
-        return await adapters.list_versions(
-            name, database, view, identity, before, limit, include_deleted=True
-        )
-
+    reader = AdapterReader(database, view, identity)
+    versions = functools.partial(adapters.list_versions, name, reader, include_deleted=True)
     try:
-        found = await adapters.get_adapter(name, database, view, identity)
+        found = await adapters.get_adapter(name, reader)
     except NotFound:
         find = lambda conn: find_adapter_row(conn, identity.tenant_id, name)  # noqa: E731
         row = await database.read(find) if is_name(name) else None
@@ -136,9 +131,7 @@ async def adapter(
         if shown is None:
             raise adapter_not_found(f"{name}@{query.version}")
     listed = await versions(query.before, _MOST_ROWS)
-    moves = await adapters.list_moves(
-        name, query.alias, database, catalog, identity, query.moved_before, _MOST_ROWS
-    )
+    moves = await adapters.list_moves(name, query.alias, reader, query.moved_before, _MOST_ROWS)
     return render(
         "adapter.html",
         viewer,
@@ -146,7 +139,7 @@ async def adapter(
         shown=shown,
         versions=listed,
         moves=moves,
-        grants=(await sharing.list_grants(name, database, catalog, identity)).data,
+        grants=(await sharing.list_grants(name, reader)).data,
         asked=query,
         places=_places(bases, identity, listed.data),
         may_write=may_write,

@@ -8,16 +8,14 @@ from fastapi import Depends, Query
 from pydantic import Field
 from sqlalchemy import Connection
 
-from registry.catalog.adapter_rows import Adapter
+from registry.catalog.adapter_rows import Adapter, lock_tenant
 from registry.catalog.alias_rows import Canary
 from registry.uploads.rows import unfinished_uploads
 from registry.uploads.rules import RegistryLimits, check_room
-from server.accounts.auth import Identity
 from server.api.adapter_view import (
     AdapterAnswer,
     AdapterDeleted,
     AdapterList,
-    AdapterView,
     AliasMoveList,
     VersionAnswer,
     VersionDeleted,
@@ -29,14 +27,12 @@ from server.api.deps import (
     AdaptersReadKey,
     AdaptersWriteKey,
     AdapterViewDep,
-    CatalogDep,
     DatabaseDep,
     RegistryLimitsDep,
     tenants_router,
 )
 from server.billing.prices import price_of_adapter
 from server.database.clock import now_ms
-from server.database.database import Database
 from server.inference.routes import refuse_name_of_route
 
 router = tenants_router("/adapters")
@@ -65,15 +61,54 @@ class _Alias(BodyFields):
     canary: _Canary | None = None
 
 
-def limits_of(limits: RegistryLimits, identity: Identity) -> RegistryLimits:
-    """The limits on what this tenant may store and upload, given the operator's."""
-    return limits.of_tenant(identity.max_adapters, identity.max_adapter_bytes_total)
+@dataclass(frozen=True, slots=True)
+class AdapterReader:
+    """The adapters of the caller's tenant, for a key that may look at them."""
+
+    database: DatabaseDep
+    view: AdapterViewDep
+    identity: AdaptersReadKey
+
+    def find(self, conn: Connection, name: str) -> Adapter:
+        """The tenant's adapter of this name. Raises NotFound."""
+        return self.view.catalog.get_adapter(conn, self.identity.tenant_id, name)
 
 
-def _check_room(conn: Connection, name: str, limits: RegistryLimits, identity: Identity) -> None:
-    """Raise QuotaExceeded unless there is room for what was restored."""
-    unfinished = unfinished_uploads(conn, identity.tenant_id, now_ms())
-    check_room(conn, identity.tenant_id, name, limits_of(limits, identity), unfinished)
+@dataclass(frozen=True, slots=True)
+class AdapterWriter(AdapterReader):
+    """The adapters of the caller's tenant, for a key that may change them."""
+
+    identity: AdaptersWriteKey
+
+    def lock(self, conn: Connection, name: str) -> Adapter:
+        """Find an adapter, locked against changes until the transaction ends. Raises NotFound."""
+        lock_tenant(conn, self.identity.tenant_id)
+        return self.find(conn, name)
+
+    async def change(self, change: Callable[..., Adapter], name: str, *of: object) -> AdapterAnswer:
+        """Make a change, and return the adapter as the change's own transaction sees it.
+
+        of: what `change` takes behind the adapter's name.
+        """
+        tenant_id, actor = self.identity.tenant_id, self.identity.actor
+        return await self.database.write(
+            lambda conn: self.view.adapter(conn, change(conn, tenant_id, name, *of, actor=actor))
+        )
+
+    def limits_of(self, limits: RegistryLimits) -> RegistryLimits:
+        """The limits on what this tenant may store and upload, given the operator's."""
+        identity = self.identity
+        return limits.of_tenant(identity.max_adapters, identity.max_adapter_bytes_total)
+
+    def check_room(self, conn: Connection, name: str, limits: RegistryLimits) -> None:
+        """Raise QuotaExceeded unless there is room for what was restored."""
+        tenant_id = self.identity.tenant_id
+        unfinished = unfinished_uploads(conn, tenant_id, now_ms())
+        check_room(conn, tenant_id, name, self.limits_of(limits), unfinished)
+
+
+ReaderDep = Annotated[AdapterReader, Depends()]
+WriterDep = Annotated[AdapterWriter, Depends()]
 
 
 # ---- adapters ----
@@ -81,12 +116,7 @@ def _check_room(conn: Connection, name: str, limits: RegistryLimits, identity: I
 
 @router.get("")
 async def list_adapters(
-    database: DatabaseDep,
-    view: AdapterViewDep,
-    identity: AdaptersReadKey,
-    after: Search | None = None,
-    limit: Limit = 100,
-    search: Search = "",
+    reader: ReaderDep, after: Search | None = None, limit: Limit = 100, search: Search = ""
 ) -> AdapterList:
     """List the tenant's adapters by name.
 
@@ -94,56 +124,44 @@ async def list_adapters(
     """
 
     def read(conn: Connection) -> AdapterList:
-        found = view.catalog.list_adapters(
-            conn, identity.tenant_id, after=after, search=search, limit=limit + 1
+        found = reader.view.catalog.list_adapters(
+            conn, reader.identity.tenant_id, after=after, search=search, limit=limit + 1
         )
-        data = view.adapters(conn, found[:limit])
+        data = reader.view.adapters(conn, found[:limit])
         return AdapterList(data=data, has_more=len(found) > limit)
 
-    return await database.read(read)
+    return await reader.database.read(read)
 
 
 @router.get("/{name}")
-async def get_adapter(
-    name: str,
-    database: DatabaseDep,
-    view: AdapterViewDep,
-    identity: AdaptersReadKey,
-) -> AdapterAnswer:
+async def get_adapter(name: str, reader: ReaderDep) -> AdapterAnswer:
     """Get an adapter with its aliases, its pin and its latest version."""
-    return await database.read(
-        lambda conn: view.adapter(conn, view.catalog.get_adapter(conn, identity.tenant_id, name))
+    return await reader.database.read(
+        lambda conn: reader.view.adapter(conn, reader.find(conn, name))
     )
 
 
 @router.delete("/{name}")
-async def delete_adapter(
-    name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
-) -> AdapterDeleted:
+async def delete_adapter(name: str, writer: WriterDep) -> AdapterDeleted:
     """Delete an adapter with its versions and aliases; it can be restored for a time."""
-    await database.write(
-        lambda conn: catalog.delete_adapter(conn, identity.tenant_id, name, actor=identity.actor)
+    identity, delete = writer.identity, writer.view.catalog.delete_adapter
+    await writer.database.write(
+        lambda conn: delete(conn, identity.tenant_id, name, actor=identity.actor)
     )
     return AdapterDeleted(id=name)
 
 
 @router.post("/{name}/restore")
-async def restore_adapter(
-    name: str,
-    database: DatabaseDep,
-    view: AdapterViewDep,
-    limits: RegistryLimitsDep,
-    identity: AdaptersWriteKey,
-) -> AdapterAnswer:
+async def restore_adapter(name: str, writer: WriterDep, limits: RegistryLimitsDep) -> AdapterAnswer:
     """Restore a deleted adapter, without the pin and the grants that it had."""
 
-    def restore(conn: Connection) -> Adapter:
-        refuse_name_of_route(conn, identity.tenant_id, name)
-        adapter = view.catalog.restore_adapter(conn, identity.tenant_id, name, actor=identity.actor)
-        _check_room(conn, name, limits, identity)
+    def restore(conn: Connection, tenant_id: str, name: str, *, actor: str) -> Adapter:
+        refuse_name_of_route(conn, tenant_id, name)
+        adapter = writer.view.catalog.restore_adapter(conn, tenant_id, name, actor=actor)
+        writer.check_room(conn, name, limits)
         return adapter
 
-    return await _changed(database, view, restore)
+    return await writer.change(restore, name)
 
 
 # ---- versions ----
@@ -152,9 +170,7 @@ async def restore_adapter(
 @router.get("/{name}/versions")
 async def list_versions(
     name: str,
-    database: DatabaseDep,
-    view: AdapterViewDep,
-    identity: AdaptersReadKey,
+    reader: ReaderDep,
     before: Before = None,
     limit: Limit = 100,
     include_deleted: bool = False,
@@ -164,128 +180,82 @@ async def list_versions(
     before: only versions below this number.   include_deleted: also versions that were deleted, or
     deleted and then purged.
     """
+    tenant_id = reader.identity.tenant_id
 
     def read(conn: Connection) -> VersionList:
-        found = view.catalog.list_versions(
-            conn,
-            identity.tenant_id,
-            name,
-            before=before,
-            limit=limit + 1,
-            include_deleted=include_deleted,
+        found = reader.view.catalog.list_versions(
+            conn, tenant_id, name, before=before, limit=limit + 1, include_deleted=include_deleted
         )
         # All versions are of one adapter; without versions there is nothing to price.
         adapter_id = found[0].adapter_id if found else ""
-        price = price_of_adapter(conn, now_ms(), identity.tenant_id, adapter_id)
-        data = [view.version(version, price) for version in found[:limit]]
+        price = price_of_adapter(conn, now_ms(), tenant_id, adapter_id)
+        data = [reader.view.version(version, price) for version in found[:limit]]
         return VersionList(data=data, has_more=len(found) > limit)
 
-    return await database.read(read)
+    return await reader.database.read(read)
 
 
 @router.delete("/{name}/versions/{version}")
-async def delete_version(
-    name: str, version: int, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
-) -> VersionDeleted:
+async def delete_version(name: str, version: int, writer: WriterDep) -> VersionDeleted:
     """Delete a version that no alias points to; it can be restored for a time."""
-    await database.write(
-        lambda conn: catalog.delete_version(
-            conn, identity.tenant_id, name, version, actor=identity.actor
-        )
+    identity, delete = writer.identity, writer.view.catalog.delete_version
+    await writer.database.write(
+        lambda conn: delete(conn, identity.tenant_id, name, version, actor=identity.actor)
     )
     return VersionDeleted(id=name, version=version)
 
 
 @router.post("/{name}/versions/{version}/restore")
 async def restore_version(
-    name: str,
-    version: int,
-    database: DatabaseDep,
-    view: AdapterViewDep,
-    limits: RegistryLimitsDep,
-    identity: AdaptersWriteKey,
+    name: str, version: int, writer: WriterDep, limits: RegistryLimitsDep
 ) -> VersionAnswer:
     """Restore a deleted version of an adapter."""
+    view, tenant_id, actor = writer.view, writer.identity.tenant_id, writer.identity.actor
 
     def write(conn: Connection) -> VersionAnswer:
-        restored = view.catalog.restore_version(
-            conn, identity.tenant_id, name, version, actor=identity.actor
-        )
-        _check_room(conn, name, limits, identity)
-        price = price_of_adapter(conn, now_ms(), identity.tenant_id, restored.adapter_id)
+        restored = view.catalog.restore_version(conn, tenant_id, name, version, actor=actor)
+        writer.check_room(conn, name, limits)
+        price = price_of_adapter(conn, now_ms(), tenant_id, restored.adapter_id)
         return view.version(restored, price)
 
-    return await database.write(write)
+    return await writer.database.write(write)
 
 
 # ---- aliases ----
 
 
-@dataclass(frozen=True, slots=True)
-class _AliasOfCaller:
-    """An alias of one of the caller's adapters, and what it takes to change it."""
-
-    name: str
-    alias: str
-    database: DatabaseDep
-    catalog: CatalogDep
-    view: AdapterViewDep
-    identity: AdaptersWriteKey
-
-    async def change(self, change: Callable[..., Adapter], *to: object) -> AdapterAnswer:
-        alias, actor = (self.identity.tenant_id, self.name, self.alias), self.identity.actor
-        return await _changed(
-            self.database, self.view, lambda conn: change(conn, *alias, *to, actor=actor)
-        )
-
-
-_AliasDep = Annotated[_AliasOfCaller, Depends()]
-
-
 @router.put("/{name}/aliases/{alias}")
-async def set_alias(of: _AliasDep, body: Annotated[_Alias, json_body(_Alias)]) -> AdapterAnswer:
+async def set_alias(
+    name: str, alias: str, writer: WriterDep, body: Annotated[_Alias, json_body(_Alias)]
+) -> AdapterAnswer:
     """Point an alias at a version, and some percent of its requests at a canary version."""
     canary = Canary(**body.canary.model_dump()) if body.canary else None
-    return await of.change(of.catalog.set_alias, body.version, canary)
+    return await writer.change(writer.view.catalog.set_alias, name, alias, body.version, canary)
 
 
 @router.post("/{name}/aliases/{alias}/rollback")
-async def roll_back_alias(of: _AliasDep) -> AdapterAnswer:
+async def roll_back_alias(name: str, alias: str, writer: WriterDep) -> AdapterAnswer:
     """Undo the last move of an alias; calling it again undoes that."""
-    return await of.change(of.catalog.roll_back_alias)
+    return await writer.change(writer.view.catalog.roll_back_alias, name, alias)
 
 
 @router.delete("/{name}/aliases/{alias}")
-async def remove_alias(of: _AliasDep) -> AdapterAnswer:
+async def remove_alias(name: str, alias: str, writer: WriterDep) -> AdapterAnswer:
     """Remove an alias; `latest` cannot be removed."""
-    return await of.change(of.catalog.remove_alias)
+    return await writer.change(writer.view.catalog.remove_alias, name, alias)
 
 
 @router.get("/{name}/aliases/{alias}/moves")
 async def list_moves(
-    name: str,
-    alias: str,
-    database: DatabaseDep,
-    catalog: CatalogDep,
-    identity: AdaptersReadKey,
-    before: Before = None,
-    limit: Limit = 100,
+    name: str, alias: str, reader: ReaderDep, before: Before = None, limit: Limit = 100
 ) -> AliasMoveList:
     """List the moves of an alias, newest first.
 
     before: only moves before the one with this id.
     """
-    found = await database.read(
-        lambda conn: catalog.list_moves(
-            conn, identity.tenant_id, name, alias, before=before, limit=limit + 1
-        )
+    tenant_id, list_moves = reader.identity.tenant_id, reader.view.catalog.list_moves
+    found = await reader.database.read(
+        lambda conn: list_moves(conn, tenant_id, name, alias, before=before, limit=limit + 1)
     )
     data = [move_view(move) for move in found[:limit]]
     return AliasMoveList(data=data, has_more=len(found) > limit)
-
-
-async def _changed(
-    database: Database, view: AdapterView, change: Callable[[Connection], Adapter]
-) -> AdapterAnswer:
-    """Make a change, and return the adapter as the change's own transaction sees it."""
-    return await database.write(lambda conn: view.adapter(conn, change(conn)))

@@ -7,16 +7,8 @@ from sqlalchemy import Connection
 
 from server.api.answer import Answer, ListAnswer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import (
-    AdaptersReadKey,
-    AdaptersWriteKey,
-    BasesDep,
-    CatalogDep,
-    DatabaseDep,
-    IdentityDep,
-    LimiterDep,
-    tenants_router,
-)
+from server.api.deps import BasesDep, DatabaseDep, IdentityDep, LimiterDep, tenants_router
+from server.api.endpoints.adapters import ReaderDep, WriterDep
 from server.database.clock import now_ms
 from server.limits.adapter_limits import (
     get_adapter_limits,
@@ -137,37 +129,29 @@ async def get_limits(
 
 
 @router.get("/adapters/{name}/limits")
-async def get_limits_of_adapter(
-    name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersReadKey
-) -> AdapterLimitsAnswer:
+async def get_limits_of_adapter(name: str, reader: ReaderDep) -> AdapterLimitsAnswer:
     """Get the limits of an adapter."""
-
-    def read(conn: Connection) -> Amounts:
-        adapter = catalog.get_adapter(conn, identity.tenant_id, name)
-        return get_adapter_limits(conn, adapter.adapter_id)
-
-    return AdapterLimitsAnswer.of_record(await database.read(read), id=name)
+    found = await reader.database.read(
+        lambda conn: get_adapter_limits(conn, reader.find(conn, name).adapter_id)
+    )
+    return AdapterLimitsAnswer.of_record(found, id=name)
 
 
 @router.put("/adapters/{name}/limits")
 async def set_limits_of_adapter(
-    name: str,
-    database: DatabaseDep,
-    catalog: CatalogDep,
-    identity: AdaptersWriteKey,
-    body: Annotated[LimitFields, json_body(LimitFields)],
+    name: str, writer: WriterDep, body: Annotated[LimitFields, json_body(LimitFields)]
 ) -> AdapterLimitsAnswer:
     """Set the limits of an adapter; a limit that is left out is removed.
 
     A limit counts all requests for the adapter together, whoever sends them.
     """
-    limits = Amounts(**body.model_dump())
+    limits, actor = Amounts(**body.model_dump()), writer.identity.actor
 
     def write(conn: Connection) -> None:
-        adapter = catalog.get_adapter(conn, identity.tenant_id, name)
-        set_adapter_limits(conn, adapter.adapter_id, limits, now_ms=now_ms(), actor=identity.actor)
+        adapter_id = writer.find(conn, name).adapter_id
+        set_adapter_limits(conn, adapter_id, limits, now_ms=now_ms(), actor=actor)
 
-    await database.write(write)
+    await writer.database.write(write)
     return AdapterLimitsAnswer.of_record(limits, id=name)
 
 

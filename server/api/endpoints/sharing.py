@@ -6,22 +6,15 @@ from pydantic import Field
 from sqlalchemy import Connection
 
 from registry.catalog import grants, offers, pins
-from registry.catalog.adapter_rows import Adapter, lock_tenant
-from registry.catalog.catalog import Catalog
+from registry.catalog.adapter_rows import Adapter
 from registry.catalog.grants import Grant
 from registry.catalog.offers import Offer
 from registry.errors import Invalid
 from server.accounts import tenants
-from server.accounts.auth import Identity
 from server.api.adapter_view import PinAnswer, pin_view
 from server.api.answer import Answer, ListAnswer
-from server.api.deps import (
-    AdaptersReadKey,
-    AdaptersWriteKey,
-    CatalogDep,
-    DatabaseDep,
-    tenants_router,
-)
+from server.api.deps import tenants_router
+from server.api.endpoints.adapters import ReaderDep, WriterDep
 from server.billing.prices import price_of_adapter
 from server.database.clock import now_ms
 
@@ -73,28 +66,25 @@ class PinRemoved(Answer):
 
 
 @router.get("/grants")
-async def list_grants(
-    name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersReadKey
-) -> GrantList:
+async def list_grants(name: str, reader: ReaderDep) -> GrantList:
     """List the tenants that an adapter is shared with or offered to."""
 
     def read(conn: Connection) -> GrantList:
-        adapter = catalog.get_adapter(conn, identity.tenant_id, name)
+        adapter = reader.find(conn, name)
         accepted = [_accepted(name, *found) for found in _shared_with(conn, adapter)]
         offered = [_offered(name, made) for made in offers.list_made(conn, adapter, now_ms())]
         return GrantList(data=accepted + offered)
 
-    return await database.read(read)
+    return await reader.database.read(read)
 
 
 @router.put("/grants/{tenant}")
-async def grant(
-    name: str, tenant: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
-) -> GrantAnswer:
+async def grant(name: str, tenant: str, writer: WriterDep) -> GrantAnswer:
     """Offer an adapter to another tenant, given by name or id; the answer is the same for any."""
+    identity = writer.identity
 
     def write(conn: Connection) -> GrantAnswer:
-        adapter = _locked(conn, catalog, identity, name)
+        adapter = writer.lock(conn, name)
         if tenant in (identity.tenant_id, identity.tenant_name):
             raise Invalid("An adapter cannot be shared with its owner.", param="tenant")
         for earlier, grantee in _shared_with(conn, adapter, tenant):
@@ -102,62 +92,51 @@ async def grant(
         made = offers.offer(conn, adapter, tenant, actor=identity.actor, now_ms=now_ms())
         return _offered(name, made)
 
-    return await database.write(write)
+    return await writer.database.write(write)
 
 
 @router.delete("/grants/{tenant}")
-async def revoke(
-    name: str, tenant: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
-) -> GrantRevoked:
+async def revoke(name: str, tenant: str, writer: WriterDep) -> GrantRevoked:
     """Stop sharing an adapter with a tenant, or withdraw the offer that was made to this text.
 
     This succeeds also if there was neither.
     """
 
     def write(conn: Connection) -> None:
-        adapter = _locked(conn, catalog, identity, name)
-        actor, at_ms = identity.actor, now_ms()
+        adapter = writer.lock(conn, name)
+        actor, at_ms = writer.identity.actor, now_ms()
         offers.withdraw(conn, adapter, tenant, actor=actor, now_ms=at_ms)
         for found, _ in _shared_with(conn, adapter, tenant):
             grants.revoke(conn, adapter, found.grantee_id, actor=actor, now_ms=at_ms)
 
-    await database.write(write)
+    await writer.database.write(write)
     return GrantRevoked(adapter=name, tenant=tenant)
 
 
 @router.put("/pin")
-async def pin(
-    name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
-) -> AdapterPin:
+async def pin(name: str, writer: WriterDep) -> AdapterPin:
     """Keep the version that `latest` points to on the device, also when `latest` moves."""
+    identity = writer.identity
 
     def write(conn: Connection) -> AdapterPin:
-        adapter = _locked(conn, catalog, identity, name)
+        adapter = writer.lock(conn, name)
         made = pins.pin_adapter(conn, adapter, actor=identity.actor, now_ms=now_ms())
         price = price_of_adapter(conn, now_ms(), identity.tenant_id, adapter.adapter_id)
         return AdapterPin(id=name, **dict(pin_view(made, price)))
 
-    return await database.write(write)
+    return await writer.database.write(write)
 
 
 @router.delete("/pin")
-async def unpin(
-    name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
-) -> PinRemoved:
+async def unpin(name: str, writer: WriterDep) -> PinRemoved:
     """Remove an adapter's pin; this succeeds also if it was not pinned."""
 
     def write(conn: Connection) -> None:
-        adapter = _locked(conn, catalog, identity, name)
-        pins.unpin_adapter(conn, adapter, actor=identity.actor, now_ms=now_ms())
+        adapter = writer.lock(conn, name)
+        pins.unpin_adapter(conn, adapter, actor=writer.identity.actor, now_ms=now_ms())
 
-    await database.write(write)
+    await writer.database.write(write)
     return PinRemoved(id=name)
-
-
-def _locked(conn: Connection, catalog: Catalog, identity: Identity, name: str) -> Adapter:
-    """The caller's own adapter, locked against changes until the transaction ends."""
-    lock_tenant(conn, identity.tenant_id)
-    return catalog.get_adapter(conn, identity.tenant_id, name)
 
 
 def _shared_with(

@@ -38,9 +38,6 @@ from registry.uploads.rules import RegistryLimits
 from server.api import errors
 from server.api.bodies import BodyFields, json_body, refuse_compressed
 from server.api.deps import (
-    AdaptersWriteKey,
-    AdapterViewDep,
-    DatabaseDep,
     ProverDep,
     RegistryLimitsDep,
     SpoolDep,
@@ -48,7 +45,7 @@ from server.api.deps import (
     UploadBuildsDep,
     tenants_router,
 )
-from server.api.endpoints.adapters import limits_of
+from server.api.endpoints.adapters import AdapterWriter
 from server.api.limit_headers import retry_headers
 from server.api.upload_view import UploadAnswer, UploadFileAnswer, upload_view
 from server.billing.prices import Price, price_for, price_of_adapter
@@ -101,7 +98,7 @@ class _NewFiles(BodyFields):
     base_model: _BaseName | None = None
 
     def declared(self) -> JsonObject:
-        """What an upload of them says of itself, by the fields of NewUpload."""
+        """The fields of NewUpload that the body has."""
         files = {
             name: UploadFile(name, it.size_bytes, it.sha256) for name, it in self.files.items()
         }
@@ -132,19 +129,16 @@ class _NewUpload(_NewFiles):
 
 
 @dataclass(frozen=True, slots=True)
-class _UploadContext:
+class _UploadContext(AdapterWriter):
     """The parts that calls about uploads have in common, and the key that a call was made with."""
 
-    database: DatabaseDep
-    view: AdapterViewDep
     storage: StorageDep
     operators_limits: RegistryLimitsDep
-    identity: AdaptersWriteKey
 
     @property
     def limits(self) -> RegistryLimits:
         """Limits on what this tenant may store and upload."""
-        return limits_of(self.operators_limits, self.identity)
+        return self.limits_of(self.operators_limits)
 
     def new(self, name: str | None, **fields: Any) -> NewUpload:
         return NewUpload(self.identity.tenant_id, self.identity.key_id, name, **fields)
