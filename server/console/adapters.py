@@ -16,7 +16,7 @@ from registry.errors import NotFound
 from server.accounts import auth
 from server.accounts.auth import Identity
 from server.api.adapter_view import VersionAnswer
-from server.api.deps import AdapterViewDep, BasesDep, CatalogDep, DatabaseDep, RegistryLimitsDep
+from server.api.deps import AdapterViewDep, DatabaseDep, RegistryLimitsDep
 from server.api.endpoints import adapters, offers, sharing
 from server.api.endpoints.adapters import AdapterReader
 from server.console.page_route import pages_router
@@ -69,8 +69,6 @@ class AdapterQuery(BaseModel):
 async def list_adapters(
     viewer: AdaptersViewer,
     database: DatabaseDep,
-    catalog: CatalogDep,
-    bases: BasesDep,
     view: AdapterViewDep,
     limits: RegistryLimitsDep,
     query: Annotated[ListQuery, Query()],
@@ -84,7 +82,7 @@ async def list_adapters(
     def read(conn: Connection) -> dict[str, Any]:
         return {
             "num_grants": grants.count_grants(conn, identity.tenant_id, ids),
-            "deleted": catalog.list_deleted(conn, identity.tenant_id, _MOST_ROWS),
+            "deleted": view.catalog.list_deleted(conn, identity.tenant_id, _MOST_ROWS),
         }
 
     latest = [adapter.latest for adapter in found.data if adapter.latest]
@@ -94,9 +92,9 @@ async def list_adapters(
         adapters=found.data,
         next_url=_next_url(query, found.data[-1].id) if found.has_more else None,
         asked=query,
-        places=_places(bases, identity, latest),
+        places=_places(view.bases, identity, latest),
         may_write=viewer.may(auth.ADAPTERS_WRITE),
-        base_names=bases.models.names,
+        base_names=view.bases.models.names,
         part_bytes=limits.part_bytes,
         **await database.read(read),
     )
@@ -107,7 +105,6 @@ async def adapter(
     name: str,
     viewer: AdaptersViewer,
     database: DatabaseDep,
-    bases: BasesDep,
     view: AdapterViewDep,
     limits: RegistryLimitsDep,
     query: Annotated[AdapterQuery, Query()],
@@ -141,17 +138,19 @@ async def adapter(
         moves=moves,
         grants=(await sharing.list_grants(name, reader)).data,
         asked=query,
-        places=_places(bases, identity, listed.data),
+        places=_places(view.bases, identity, listed.data),
         may_write=may_write,
-        base_names=bases.models.names,
+        base_names=view.bases.models.names,
         part_bytes=limits.part_bytes,
     )
 
 
 @router.get("/offers")
-async def list_offers(viewer: AdaptersViewer, database: DatabaseDep, bases: BasesDep) -> Response:
+async def list_offers(
+    viewer: AdaptersViewer, database: DatabaseDep, view: AdapterViewDep
+) -> Response:
     """Show the adapters that other tenants offer or share."""
-    found = await offers.list_offers(database, bases, viewer.identity)
+    found = await offers.list_offers(AdapterReader(database, view, viewer.identity))
     return render("offers.html", viewer, offers=found, may_write=viewer.may(auth.ADAPTERS_WRITE))
 
 

@@ -1,5 +1,6 @@
 """Offers to the caller's tenant: adapters of other tenants that it may accept or decline."""
 
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import Field
@@ -12,7 +13,8 @@ from registry.catalog.received_offers import Addressee, ReceivedOffer, offer_not
 from server.accounts import tenants
 from server.accounts.auth import Identity
 from server.api.answer import Answer, ListAnswer
-from server.api.deps import AdaptersReadKey, AdaptersWriteKey, BasesDep, DatabaseDep, tenants_router
+from server.api.deps import tenants_router
+from server.api.endpoints.adapters import AdapterWriter, ReaderDep, WriterDep
 from server.billing.prices import Price, prices_for
 from server.database.clock import now_ms
 
@@ -67,53 +69,50 @@ class OfferDeclined(Answer):
 
 
 @router.get("")
-async def list_offers(
-    database: DatabaseDep, bases: BasesDep, identity: AdaptersReadKey
-) -> OfferList:
+async def list_offers(reader: ReaderDep) -> OfferList:
     """List the adapters that other tenants offer to you, and those that you accepted."""
 
     def read(conn: Connection) -> OfferList:
-        to, at_ms = _addressee(conn, identity), now_ms()
+        to, at_ms = _addressee(conn, reader.identity), now_ms()
         pending, has_more = received_offers.list_pending(conn, to, at_ms)
         found = pending + received_offers.list_accepted(conn, to.tenant_id)
         owners = tenants.names_of(conn, {offer.owner_id for offer in found})
         ids = {offer.adapter_id for offer in found}
-        prices = prices_for(conn, at_ms, tenant_id=identity.tenant_id, adapter_ids=ids)
+        prices = prices_for(conn, at_ms, tenant_id=to.tenant_id, adapter_ids=ids)
+        bases = reader.view.bases.models
         data = [
-            _offer(offer, owners[offer.owner_id], prices[offer.adapter_id], bases.models)
+            _offer(offer, owners[offer.owner_id], prices[offer.adapter_id], bases)
             for offer in found
         ]
         return OfferList(data=data, has_more=has_more)
 
-    return await database.read(read)
+    return await reader.database.read(read)
 
 
 @router.put("/{owner}/{adapter}")
-async def accept_offer(
-    owner: str, adapter: str, database: DatabaseDep, identity: AdaptersWriteKey
-) -> OfferAccepted:
+async def accept_offer(owner: str, adapter: str, writer: WriterDep) -> OfferAccepted:
     """Accept an offer, so that requests may name the adapter as `owner/name`, at your cost."""
-
-    def write(conn: Connection) -> None:
-        to, owner_id = _addressee(conn, identity), _owner_id(conn, owner, adapter)
-        received_offers.accept(conn, to, owner_id, adapter, actor=identity.actor, now_ms=now_ms())
-
-    await database.write(write)
-    return OfferAccepted(model=f"{owner}/{adapter}")
+    return OfferAccepted(model=await _decide(writer, owner, adapter, received_offers.accept))
 
 
 @router.delete("/{owner}/{adapter}")
-async def decline_offer(
-    owner: str, adapter: str, database: DatabaseDep, identity: AdaptersWriteKey
-) -> OfferDeclined:
+async def decline_offer(owner: str, adapter: str, writer: WriterDep) -> OfferDeclined:
     """Decline an offer, which its owner is not told, or give back an adapter that you accepted."""
+    return OfferDeclined(model=await _decide(writer, owner, adapter, received_offers.decline))
+
+
+async def _decide(
+    writer: AdapterWriter, owner: str, adapter: str, decide: Callable[..., None]
+) -> str:
+    """Accept or decline an offer; the name that requests have for the adapter."""
+    identity = writer.identity
 
     def write(conn: Connection) -> None:
         to, owner_id = _addressee(conn, identity), _owner_id(conn, owner, adapter)
-        received_offers.decline(conn, to, owner_id, adapter, actor=identity.actor, now_ms=now_ms())
+        decide(conn, to, owner_id, adapter, actor=identity.actor, now_ms=now_ms())
 
-    await database.write(write)
-    return OfferDeclined(model=f"{owner}/{adapter}")
+    await writer.database.write(write)
+    return f"{owner}/{adapter}"
 
 
 def _addressee(conn: Connection, identity: Identity) -> Addressee:

@@ -4,14 +4,14 @@ A call counts as a request, and takes no tokens.
 """
 
 import functools
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import ConfigDict, Field
-from sqlalchemy import Connection
 
-from server.adapters.names import NamedAdapter, resolve_adapter
+from server.adapters.names import resolve_adapter
 from server.api.answer import Answer
 from server.api.bodies import BodyDep
 from server.api.deps import (
@@ -31,6 +31,8 @@ from server.inference.admission import count_request
 from server.inference.errors import engine_unavailable, unknown_token_ids
 from server.inference.served_base import ServedBase
 from server.inference.texts import Text
+
+T = TypeVar("T")
 
 router = APIRouter(dependencies=[Depends(authenticate)])
 
@@ -69,46 +71,44 @@ class TokenizerInfo(Answer):
     chat_template: str | None = Field(examples=["{{ messages[0].content }}"])
 
 
-_Find = Callable[[str | None], Awaitable[tuple[ServedBase, Text]]]
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """The models that the caller may name, by whose texts it counts tokens."""
 
+    database: DatabaseDep
+    catalog: CatalogDep
+    bases: BasesDep
+    encoders: EncodersDep
+    limiter: LimiterDep
+    identity: InferenceKey
 
-def _finder(
-    database: DatabaseDep,
-    catalog: CatalogDep,
-    bases: BasesDep,
-    encoders: EncodersDep,
-    identity: InferenceKey,
-) -> _Find:
-    """Finds the base model of a model, the default one for None, and the model's text."""
+    async def count(self) -> None:
+        """Count the call against the limits of requests. Raises RateLimited."""
+        await count_request(self.limiter, self.identity)
 
-    async def find(model: str | None) -> tuple[ServedBase, Text]:
-        base = bases.default if model is None else bases.named(model)
+    async def find(self, model: str | None) -> tuple[ServedBase, Text]:
+        """The base model of a model, the default one for None, and the model's text."""
+        base = self.bases.default if model is None else self.bases.named(model)
         if base is not None:
             return base, base.text
-
-        def read(conn: Connection) -> NamedAdapter:
-            return resolve_adapter(conn, catalog, identity, str(model), request_key=str(model))
-
-        named = await database.read(read)
-        if (base := bases.serving(named.base)) is None:
+        asked, identity, catalog = str(model), self.identity, self.catalog
+        named = await self.database.read(
+            lambda conn: resolve_adapter(conn, catalog, identity, asked, request_key=asked)
+        )
+        if (base := self.bases.serving(named.base)) is None:
             raise engine_unavailable()
-        return base, await base.text_of(named, encoders, identity.tenant_id)
+        return base, await base.text_of(named, self.encoders, identity.tenant_id)
 
-    return find
+    async def run(self, size_bytes: int, work: Callable[[], T]) -> T:
+        """The result of work on a thread; `size_bytes` is the size of what it reads."""
+        return await self.encoders.run(self.identity.tenant_id, size_bytes, work)
 
 
-_FindDep = Annotated[_Find, Depends(_finder)]
+_ModelsDep = Annotated[_Models, Depends()]
 
 
 @router.post("/tokenize")
-async def tokenize(
-    find: _FindDep,
-    limiter: LimiterDep,
-    encoders: EncodersDep,
-    identity: InferenceKey,
-    body: BodyDep,
-    ignored: IgnoredFields,
-) -> Tokens:
+async def tokenize(models: _ModelsDep, body: BodyDep, ignored: IgnoredFields) -> Tokens:
     """Get the token ids of a prompt, or of a chat as the model's template renders it."""
     values = read_object(body)
     asked: TextToTokenize | ChatToTokenize
@@ -116,12 +116,10 @@ async def tokenize(
         asked = parse_object(values, TextToTokenize, ignored)
     else:
         asked = parse_object(values, ChatToTokenize, ignored)
-    await count_request(limiter, identity)
-    base, text = await find(asked.model)
+    await models.count()
+    base, text = await models.find(asked.model)
     # Always on a thread, as for a long prompt: no answer waits for these tokens.
-    token_ids = await encoders.run(
-        identity.tenant_id, len(body) + text.render_bytes, lambda: _encode(text, asked)
-    )
+    token_ids = await models.run(len(body) + text.render_bytes, lambda: _encode(text, asked))
     text_of = text.tokenizer.token_text
     return Tokens(
         count=len(token_ids),
@@ -132,31 +130,24 @@ async def tokenize(
 
 
 @router.post("/detokenize")
-async def detokenize(
-    find: _FindDep,
-    limiter: LimiterDep,
-    encoders: EncodersDep,
-    identity: InferenceKey,
-    body: BodyDep,
-    ignored: IgnoredFields,
-) -> TokenText:
+async def detokenize(models: _ModelsDep, body: BodyDep, ignored: IgnoredFields) -> TokenText:
     """Get the text of token ids, with special tokens written out."""
     asked = parse_body(body, TokensToDecode, ignored)
-    await count_request(limiter, identity)
-    _, text = await find(asked.model)
+    await models.count()
+    _, text = await models.find(asked.model)
     for place, token_id in enumerate(asked.tokens):
         if token_id >= text.vocabulary_size:
             raise unknown_token_ids([token_id], text.vocabulary_size, param=f"tokens[{place}]")
     decode = functools.partial(text.tokenizer.decode, asked.tokens)
-    return TokenText(prompt=await encoders.run(identity.tenant_id, len(body), decode))
+    return TokenText(prompt=await models.run(len(body), decode))
 
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(
-    find: _FindDep, model: Annotated[str | None, Query(max_length=512)] = None
+    models: _ModelsDep, model: Annotated[str | None, Query(max_length=512)] = None
 ) -> TokenizerInfo:
     """Get the tokenizer's special tokens and the chat template, of the first model by default."""
-    base, text = await find(model)
+    base, text = await models.find(model)
     texts: dict[str, Any] = dict.fromkeys(
         ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
     )
