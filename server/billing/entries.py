@@ -5,7 +5,7 @@ locks the ledger's head: one poster works at a time, and entries are numbered in
 """
 
 import functools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -28,8 +28,6 @@ from server.billing.receipts.receipt import (
 from server.billing.receipts.rows import NO_EVENT, receipt_of
 from server.billing.receipts.signing import Signer
 from server.billing.tables import (
-    ROLLUP_SUMS,
-    USAGE_SUMS,
     entries,
     ledger_head,
     monthly_spend,
@@ -236,7 +234,7 @@ def _periods(conn: Connection, tenant_ids: list[str]) -> Callable[[Draft], str]:
 
 def _add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) -> None:
     """Add entries to the roll-ups of their hours and to the sums of their days."""
-    sums: dict[tuple[Any, ...], dict[str, int]] = defaultdict(lambda: dict.fromkeys(ROLLUP_SUMS, 0))
+    sums: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
     for receipt, draft in posted:
         key = (
             draft.tenant_id,
@@ -246,25 +244,20 @@ def _add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) -
             receipt["model"] or "",
             receipt["adapter_digest"] or "",
         )
-        for name, value in rollup_values(receipt, draft.parts).items():
-            sums[key][name] += value
+        sums[key].update(rollup_values(receipt, draft.parts))
     _add_sums(conn, usage_rollups, sums)
     _add_to_days(conn, sums)
 
 
-def _add_to_days(conn: Connection, rollups: Mapping[tuple[Any, ...], dict[str, int]]) -> None:
+def _add_to_days(conn: Connection, rollups: Mapping[tuple[Any, ...], Counter[str]]) -> None:
     """Add sums of hours to those of their days. rollups: by the key of usage_rollups."""
-    days: dict[tuple[Any, ...], dict[str, int]] = defaultdict(lambda: dict.fromkeys(USAGE_SUMS, 0))
+    days: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
     for (tenant_id, hour_ms, kind, key_id, model, _), sums in rollups.items():
-        num_served = sums["num_entries"] - sums["num_failed_requests"]
-        added = sums | {"num_requests": num_served if kind == "usage" else 0}
         names = {"kind": kind}
         if kind in SPEND_KINDS:
             names |= {"key": key_id, "model": model}
         for dimension, name in names.items():
-            total = days[tenant_id, dimension, hour_ms - hour_ms % DAY_MS, name]
-            for column in USAGE_SUMS:
-                total[column] += added[column]
+            days[tenant_id, dimension, hour_ms - hour_ms % DAY_MS, name].update(sums)
     _add_sums(conn, usage_days, days)
 
 
@@ -282,7 +275,7 @@ def _add_sums(
 def rollup_values(receipt: Receipt, parts: TokenAmounts) -> dict[str, int]:
     """Return the numbers that one entry adds to its roll-up."""
     return {
-        "num_entries": 1,
+        "num_requests": int(receipt["kind"] == "usage" and not receipt["is_failed"]),
         "num_failed_requests": int(bool(receipt["is_failed"])),
         "prompt_tokens": int_of(receipt, "prompt_tokens"),
         "cached_tokens": int_of(receipt, "cached_tokens"),

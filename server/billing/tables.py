@@ -259,16 +259,15 @@ budgets = Table(
     CheckConstraint("amount_nanousd >= 0", name="not_negative"),
 )
 
-_SUMS = (
-    "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens", "kept_mb_s",
-    "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
+USAGE_SUMS = (
+    "num_requests", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
+    "kept_mb_s", "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
 )  # fmt: skip
-ROLLUP_SUMS = ("num_entries", *_SUMS)
-USAGE_SUMS = ("num_requests", *_SUMS)
-"""The sums of usage, by the names that they have by day and in every query of usage."""
+"""The sums of usage, by the names that they have in the tables and in every query of usage."""
 
 # Sums over entries by hour and dimensions, changed in the transactions that post. A dimension that
 # entries lack is "". amount: a charge is positive.   kept_mb_s: 10^6 bytes for a second.
+# num_requests: without failed ones.
 usage_rollups = Table(
     "usage_rollups",
     metadata,
@@ -278,12 +277,12 @@ usage_rollups = Table(
     Column("key_id", String(32), primary_key=True),
     Column("model", String(256), primary_key=True),
     Column("adapter_digest", String(64), primary_key=True),
-    *(Column(name, BigInteger, nullable=False) for name in ROLLUP_SUMS),
+    *(Column(name, BigInteger, nullable=False) for name in USAGE_SUMS),
     Index("ix_usage_rollups_hour", "hour_ms"),
 )
 
 # The same sums by day in UTC and by one dimension: "kind", or "key" or "model", which are over
-# `receipts.receipt.SPEND_KINDS`. name: a kind, key or model.   num_requests: without failed ones.
+# `receipts.receipt.SPEND_KINDS`. name: a kind, key or model.
 usage_days = Table(
     "usage_days",
     metadata,

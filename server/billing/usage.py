@@ -34,19 +34,6 @@ MAX_GROUPS = 10_000
 
 WIDTH_MS = {"minute": 60_000, "hour": HOUR_MS, "day": DAY_MS}
 
-SUMS_OF_ROLLUP: JsonObject = {
-    name: usage_rollups.c[name] for name in USAGE_SUMS if name != "num_requests"
-} | {
-    "num_requests": sa.case(
-        (
-            usage_rollups.c.kind == "usage",
-            usage_rollups.c.num_entries - usage_rollups.c.num_failed_requests,
-        ),
-        else_=0,
-    )
-}
-"""The sums of usage as SQL over a row of the roll-ups."""
-
 _MAX_MS = 2**62
 
 
@@ -114,7 +101,7 @@ def sum_entries(
     start_ms, end_ms = (min(max(ms, 0), _MAX_MS) for ms in (start_ms, end_ms))
     parts = _cut(start_ms, end_ms, _sources(group_by, only))
     # A single query reads all parts as of the same moment.
-    rows = sa.union_all(*(read(*span, group_by, only) for read, span in parts)).subquery()
+    rows = sa.union_all(*(read(span, group_by, only) for read, span in parts)).subquery()
     sums = [sa.func.coalesce(sa.func.sum(rows.c[name]), 0).label(name) for name in USAGE_SUMS]
     dimensions = [rows.c[name] for name in group_by]
     query = sa.select(*dimensions, *sums).group_by(*dimensions)
@@ -133,7 +120,7 @@ def sum_entries(
 
 
 Span = tuple[int, int]
-Read = Callable[[int, int, Sequence[Dimension], Selection], sa.Select[Any]]
+Read = Callable[[Span, Sequence[Dimension], Selection], sa.Select[Any]]
 
 
 def _sources(group_by: Sequence[Dimension], only: Selection) -> list[tuple[int, Read]]:
@@ -176,24 +163,18 @@ def _cut(
             yield from _cut(start, end, finer)
 
 
-def _day_rows(
-    start_ms: int, end_ms: int, group_by: Sequence[Dimension], only: Selection
-) -> sa.Select[Any]:
+def _day_rows(span: Span, group_by: Sequence[Dimension], only: Selection) -> sa.Select[Any]:
     days, dimension = usage_days.c, _day_dimension(group_by, only)
     assert dimension is not None
     dimensions = {"tenant": days.tenant_id, dimension: days.name}
-    values: JsonObject = {name: days[name] for name in USAGE_SUMS}
-    query = _select(dimensions, days.day_ms, values, group_by)
-    query = query.where(days.tenant_id.in_(_tenant_ids(only)), days.dimension == dimension)
-    query = query.where(days.day_ms >= start_ms, days.day_ms < end_ms)
     # The sums by model and key have no kind: they are of all kinds that are asked for.
-    return _filter(query, dimensions, only if dimension == "kind" else replace(only, kinds=None))
+    named = only if dimension == "kind" else replace(only, kinds=None)
+    query = _select(dimensions, days.day_ms, days, span, group_by, named)
+    return query.where(days.tenant_id.in_(_tenant_ids(only)), days.dimension == dimension)
 
 
-def _rollup_rows(
-    start_ms: int, end_ms: int, group_by: Sequence[Dimension], only: Selection
-) -> sa.Select[Any]:
-    sums = usage_rollups.c
+def _rollup_rows(span: Span, group_by: Sequence[Dimension], only: Selection) -> sa.Select[Any]:
+    sums, chosen = usage_rollups.c, only.tenant_ids
     dimensions = {
         "tenant": sums.tenant_id,
         "model": sums.model,
@@ -201,16 +182,12 @@ def _rollup_rows(
         "adapter_digest": sums.adapter_digest,
         "kind": sums.kind,
     }
-    query = _select(dimensions, sums.hour_ms, SUMS_OF_ROLLUP, group_by)
-    query = query.where(sums.hour_ms >= start_ms, sums.hour_ms < end_ms)
-    tenant_id, chosen = sums.tenant_id, only.tenant_ids
-    query = query.where(is_tenants(tenant_id) if chosen is None else tenant_id.in_(chosen))
-    return _filter(query, dimensions, only)
+    query = _select(dimensions, sums.hour_ms, sums, span, group_by, only)
+    tenant_id = sums.tenant_id
+    return query.where(is_tenants(tenant_id) if chosen is None else tenant_id.in_(chosen))
 
 
-def entry_rows(
-    start_ms: int, end_ms: int, group_by: Sequence[Dimension], only: Selection
-) -> sa.Select[Any]:
+def entry_rows(span: Span, group_by: Sequence[Dimension], only: Selection) -> sa.Select[Any]:
     """Select a row for each entry, with its dimensions and what it adds to the sums."""
     entry, usage, kept, price = entries.c, usage_events.c, kept_events.c, price_versions.c
     digest = sa.func.coalesce(usage.adapter_digest, kept.adapter_digest, "")
@@ -239,10 +216,8 @@ def entry_rows(
     joined = entries.outerjoin(usage_events, usage.event_id == entry.entry_id)
     joined = joined.outerjoin(kept_events, kept.event_id == entry.entry_id)
     joined = joined.outerjoin(price_versions, price.price_version == entry.price_version)
-    query = _select(dimensions, entry.at_ms, values, group_by).select_from(joined)
-    query = query.where(entry.tenant_id.in_(_tenant_ids(only)))
-    query = query.where(entry.at_ms >= start_ms, entry.at_ms < end_ms)
-    return _filter(query, dimensions, only)
+    query = _select(dimensions, entry.at_ms, values, span, group_by, only).select_from(joined)
+    return query.where(entry.tenant_id.in_(_tenant_ids(only)))
 
 
 def _tenant_ids(only: Selection) -> Any:
@@ -258,24 +233,27 @@ def _mb_s(size_bytes: sa.ColumnElement[int], duration_ms: sa.ColumnElement[int])
 
 
 def _select(
-    dimensions: JsonObject, at_ms: Any, values: JsonObject, group_by: Sequence[Dimension]
+    dimensions: JsonObject,
+    at_ms: Any,
+    values: Any,
+    span: Span,
+    group_by: Sequence[Dimension],
+    only: Selection,
 ) -> sa.Select[Any]:
-    """Select rows that are not summed yet, with the dimensions in `group_by`."""
+    """Select rows of a span of time that are not summed yet, with the dimensions in `group_by`.
+
+    values: the columns of the sums, by name.
+    """
     columns = []
     for name in group_by:
         width_ms = WIDTH_MS.get(name)
         column = dimensions[name] if width_ms is None else at_ms - at_ms % width_ms
         columns.append(column.label(name))
-    return sa.select(*columns, *(values[name].label(name) for name in USAGE_SUMS))
-
-
-def _filter(query: sa.Select[Any], dimensions: JsonObject, only: Selection) -> sa.Select[Any]:
-    if only.kinds is not None:
-        query = query.where(dimensions["kind"].in_(only.kinds))
-    if only.key_ids is not None:
-        query = query.where(dimensions["key"].in_(only.key_ids))
-    if only.names is not None:
-        query = query.where(dimensions["model"].in_(only.names))
+    query = sa.select(*columns, *(values[name].label(name) for name in USAGE_SUMS))
+    query = query.where(at_ms >= span[0], at_ms < span[1])
+    for name, chosen in (("kind", only.kinds), ("key", only.key_ids), ("model", only.names)):
+        if chosen is not None:
+            query = query.where(dimensions[name].in_(chosen))
     if only.models is not None:
         model = dimensions["model"]
         versions = [sa.func.substr(model, 1, len(name) + 1) == f"{name}@" for name in only.models]

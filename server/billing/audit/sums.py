@@ -1,7 +1,7 @@
 """Compares the sums that the ledger keeps with new sums over its entries, a page at a time."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,6 @@ from server.billing.months import month_of
 from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.receipts.rows import SIGNED_AMOUNT
 from server.billing.tables import (
-    ROLLUP_SUMS,
     USAGE_SUMS,
     entries,
     ledger_head,
@@ -22,7 +21,7 @@ from server.billing.tables import (
     usage_days,
     usage_rollups,
 )
-from server.billing.usage import Dimension, Selection, entry_rows
+from server.billing.usage import Dimension, Selection, Span, entry_rows
 from server.database.pages import pages
 from server.text.times import DAY_MS
 
@@ -123,11 +122,13 @@ def check_rollups(scope: Scope) -> Iterator[Finding]:
         begin = _next_day(scope, tenant_id, scope.since_ms - scope.since_ms % DAY_MS)
         while begin is not None:
             end = begin + DAY_MS
-            hours = _sums_of_entries(scope, tenant_id, begin, end)
-            found = _rollups(scope, tenant_id, begin, end)
+            hours = _sums_of_entries(scope, tenant_id, (begin, end))
+            found = _read(scope, usage_rollups, _DIMENSIONS, tenant_id, (begin, end))
             scope.count("roll-ups", len(found))
             yield from _compare("roll-ups", f"roll-up {tenant_id}", hours, found)
-            found = _days(scope, tenant_id, begin)
+            is_known = usage_days.c.dimension.in_(_DIMENSIONS_OF_DAYS)  # for the index
+            key = ("day_ms", "dimension", "name")
+            found = _read(scope, usage_days, key, tenant_id, (begin, end), is_known)
             scope.count("days", len(found))
             yield from _compare("days", f"day {tenant_id}", _sums_of_day(begin, hours), found)
             begin = _next_day(scope, tenant_id, end)
@@ -162,42 +163,40 @@ def _next_day(scope: Scope, tenant_id: str, begin: int) -> int | None:
     return None if first is None else first - first % DAY_MS
 
 
-def _sums_of_entries(scope: Scope, tenant_id: str, begin: int, end: int) -> _Sums:
+def _sums_of_entries(scope: Scope, tenant_id: str, span: Span) -> _Sums:
     keys: tuple[Dimension, ...] = ("hour", "kind", "key", "model", "adapter_digest")
-    rows = entry_rows(begin, end, keys, Selection(tenant_ids=[tenant_id])).subquery().c
+    rows = entry_rows(span, keys, Selection(tenant_ids=[tenant_id])).subquery().c
     key = [rows[name] for name in keys]
-    values = [integer_sum(sa.func.coalesce(rows[name], 0)) for name in USAGE_SUMS[1:]]
-    query = sa.select(*key, sa.func.count(), *values).group_by(*key)
+    values = [integer_sum(sa.func.coalesce(rows[name], 0)) for name in USAGE_SUMS]
+    query = sa.select(*key, *values).group_by(*key)
     return {tuple(row[:5]): tuple(row[5:]) for row in scope.conn.execute(query)}
 
 
-def _rollups(scope: Scope, tenant_id: str, begin: int, end: int) -> _Sums:
-    table = usage_rollups.c
-    query = sa.select(*(table[name] for name in (*_DIMENSIONS, *ROLLUP_SUMS)))
-    query = query.where(table.tenant_id == tenant_id, table.hour_ms >= begin, table.hour_ms < end)
-    return {tuple(row[:5]): tuple(row[5:]) for row in scope.conn.execute(query)}
+def _read(
+    scope: Scope,
+    table: sa.Table,
+    key: Sequence[str],
+    tenant_id: str,
+    span: Span,
+    *where: sa.ColumnElement[bool],
+) -> _Sums:
+    """Read a tenant's sums of a day, by the columns of `key`, of which the first is a time."""
+    columns, at_ms, size = table.c, table.c[key[0]], len(key)
+    query = sa.select(*(columns[name] for name in (*key, *USAGE_SUMS))).where(*where)
+    query = query.where(columns.tenant_id == tenant_id, at_ms >= span[0], at_ms < span[1])
+    return {tuple(row[:size]): tuple(row[size:]) for row in scope.conn.execute(query)}
 
 
 def _sums_of_day(day_ms: int, hours: _Sums) -> _Sums:
     """Add up the sums of a day's hours, by dimension and name."""
     sums: _Sums = {}
-    for (_, kind, key_id, model, _), (count, num_failed, *rest) in hours.items():
-        added = (count - num_failed if kind == "usage" else 0, num_failed, *rest)
+    for (_, kind, key_id, model, _), added in hours.items():
         for dimension, name in zip(_DIMENSIONS_OF_DAYS, (kind, key_id, model), strict=True):
             if dimension == "kind" or kind in SPEND_KINDS:
                 key = (day_ms, dimension, name)
                 before = sums.get(key, (0,) * len(added))
                 sums[key] = tuple(a + b for a, b in zip(before, added, strict=True))
     return sums
-
-
-def _days(scope: Scope, tenant_id: str, begin: int) -> _Sums:
-    table = usage_days.c
-    columns = ("day_ms", "dimension", "name", "num_requests", *ROLLUP_SUMS[1:])
-    query = sa.select(*(table[name] for name in columns))
-    query = query.where(table.tenant_id == tenant_id, table.dimension.in_(_DIMENSIONS_OF_DAYS))
-    query = query.where(table.day_ms >= begin, table.day_ms < begin + DAY_MS)
-    return {tuple(row[:3]): tuple(row[3:]) for row in scope.conn.execute(query)}
 
 
 def integer_sum(value: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:

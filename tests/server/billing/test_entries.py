@@ -106,7 +106,8 @@ def test_chains_balances_and_rollups_follow_from_the_entries(sqlite_database, gr
         end = (account["receipt_seq"], account["receipt_sha256"])
         assert end == ends[account["tenant_id"]]
     sums = rows(sqlite_database, usage_rollups)
-    assert sum(row["num_entries"] for row in sums) == len(receipts)
+    charges = [receipt for receipt in receipts if receipt["kind"] == "usage"]
+    assert sum(row["num_requests"] for row in sums) == len(charges)
     assert sum(row["amount_nanousd"] for row in sums) == sum(
         receipt["amount_nanousd"] for receipt in receipts
     )
