@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 from registry.errors import NotFound
 from registry.tables import adapter_versions
 from server.billing.tables import base_revisions
-from server.database.upsert import upsert
+from server.database.upsert import put
 
 
 def name_base(conn: Connection, base_revision: str, base_model: str) -> None:
@@ -20,12 +20,8 @@ def name_base(conn: Connection, base_revision: str, base_model: str) -> None:
 
     base_revision: or a variant, which is a digest too.
     """
-    insert = upsert(conn.dialect.name, base_revisions)
-    values = {"base_revision": base_revision, "base_model": base_model}
-    renamed = {"base_model": base_model}
-    conn.execute(
-        insert.values(values).on_conflict_do_update(index_elements=["base_revision"], set_=renamed)
-    )
+    named = {"base_revision": base_revision, "base_model": base_model}
+    put(conn, base_revisions, named, "base_model")
 
 
 def check_base(conn: Connection, base_model: str, coming: Collection[str] = ()) -> None:

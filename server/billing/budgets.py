@@ -8,7 +8,7 @@ BudgetHeld        it would without the holds of other requests
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -22,7 +22,7 @@ from server.billing.months import month_of
 from server.billing.prices import get_price
 from server.billing.rating import TokenPrices, amount_nanousd, format_usd
 from server.billing.tables import IS_OPEN, budgets, holds, monthly_spend, tenant_accounts
-from server.database.upsert import upsert
+from server.database.upsert import put
 
 BudgetKind = Literal["monthly", "prepaid"]
 Enforcement = Literal["hard", "soft"]
@@ -227,18 +227,7 @@ def _lease(remaining: int, price: TokenPrices, wanted_tokens: int, num_answers: 
 def set_budget(conn: Connection, budget: Budget, *, now_ms: int) -> None:
     """Set a budget, effective from the next request on, and write an audit row."""
     assert budget.amount_nanousd >= 0
-    insert = upsert(conn.dialect.name, budgets).values(
-        tenant_id=budget.tenant_id,
-        kind=budget.kind,
-        enforcement=budget.enforcement,
-        amount_nanousd=budget.amount_nanousd,
-    )
-    conn.execute(
-        insert.on_conflict_do_update(
-            index_elements=["tenant_id", "kind", "enforcement"],
-            set_={"amount_nanousd": insert.excluded.amount_nanousd},
-        )
-    )
+    put(conn, budgets, asdict(budget), "amount_nanousd")
     detail = f"{budget.kind} {budget.enforcement} {format_usd(budget.amount_nanousd)} dollars"
     record_audit(conn, budget.tenant_id, "budget.set", detail, at_ms=now_ms, actor="operator")
 

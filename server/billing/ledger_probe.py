@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection
 from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
 from server.database.tables import leases
-from server.database.upsert import upsert
+from server.database.upsert import put
 
 _FRESH_S = 1.0
 """Age up to which an answer is reused: anybody may ask without a key, and each write is durable."""
@@ -42,7 +42,5 @@ class LedgerProbe:
 
 
 def _touch(conn: Connection) -> None:
-    values = {"name": "probe", "holder": "", "expires_at_ms": now_ms()}
-    insert = upsert(conn.dialect.name, leases).values(**values)
-    set_ = {"expires_at_ms": insert.excluded.expires_at_ms}
-    conn.execute(insert.on_conflict_do_update(index_elements=["name"], set_=set_))
+    row = {"name": "probe", "holder": "", "expires_at_ms": now_ms()}
+    put(conn, leases, row, "expires_at_ms")

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import Table
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.database.upsert import upsert
+from server.database.upsert import put
 from server.limits.rules import Limit, Metric, Scope
 
 # Limits by the names of their columns, with the limiter's names of the metrics.
@@ -46,6 +46,4 @@ class Amounts:
 
         key: the row's other columns.
         """
-        elements = [column.name for column in table.primary_key]
-        insert = upsert(conn.dialect.name, table).values(**key, **asdict(self))
-        conn.execute(insert.on_conflict_do_update(index_elements=elements, set_=asdict(self)))
+        put(conn, table, {**key, **asdict(self)}, *LIMITS)

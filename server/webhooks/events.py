@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.catalog.audit import record_audit
-from server.database.upsert import upsert
+from server.database.upsert import put, upsert
 from server.text.json_object import JsonObject
 from server.text.times import DAY_MS, rfc3339
 from server.webhooks.tables import webhook_events, webhooks
@@ -147,9 +147,7 @@ def set_webhook(
     values = {"url": url, "is_enabled": True, "num_failures": 0, "rests_until_ms": 0}
     # A new webhook waits for its turn like one that was just tried.
     new = {"webhook_id": webhook_id, "created_at_ms": now_ms, "tried_at_ms": now_ms}
-    insert = upsert(conn.dialect.name, webhooks).values(tenant_id=tenant_id, **new, **values)
-    query = insert.on_conflict_do_update(index_elements=["tenant_id"], set_=values)
-    webhook = Webhook(**conn.execute(query.returning(webhooks)).one()._mapping)
+    webhook = Webhook(**put(conn, webhooks, {"tenant_id": tenant_id, **new, **values}, *values))
     _audit(conn, "webhook.set", webhook, now_ms, actor)
     return webhook, webhook.webhook_id == webhook_id
 

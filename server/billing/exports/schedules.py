@@ -26,7 +26,7 @@ from server.billing.receipts.rows import read_receipts, select_receipts
 from server.billing.tables import entries, scheduled_exports, tenant_accounts
 from server.database import clock
 from server.database.database import Database
-from server.database.upsert import upsert
+from server.database.upsert import put
 
 Interval = Literal["hour", "day"]
 INTERVAL_S: dict[Interval, int] = {"hour": 3600, "day": 86_400}
@@ -88,15 +88,10 @@ def put_schedule(
         "next_at_ms": now_ms,
         "created_at_ms": now_ms,
     }
-    statement = upsert(conn.dialect.name, scheduled_exports).values(**values)
-    statement = statement.on_conflict_do_update(
-        index_elements=["tenant_id", "format"],
-        set_={"interval_s": interval_s, "next_at_ms": now_ms},
-    )
-    conn.execute(statement)
+    row = put(conn, scheduled_exports, values, "interval_s", "next_at_ms")
     detail = f"{format}, each {interval_s} s"
     record_audit(conn, tenant_id, "export.schedule", detail, at_ms=now_ms, actor=actor)
-    return next(found for found in list_of(conn, tenant_id) if found.format == format)
+    return Schedule(**row)
 
 
 def delete_schedule(

@@ -7,6 +7,7 @@ from sqlalchemy.engine import Connection
 
 from server.billing.receipts.signing import PublicKey
 from server.billing.tables import signing_keys
+from server.database.upsert import upsert
 
 MAX_KEYS = 1000
 
@@ -19,14 +20,8 @@ class KnownKey:
 
 def record_key(conn: Connection, public: PublicKey, now_ms: int) -> None:
     """Record a key, so that its signatures can be checked. A known key stays as it is."""
-    query = sa.select(signing_keys.c.key_id).where(signing_keys.c.key_id == public.key_id)
-    if conn.scalar(query) is None:
-        values = {
-            "key_id": public.key_id,
-            "public_key": public.raw.hex(),
-            "created_at_ms": now_ms,
-        }
-        conn.execute(sa.insert(signing_keys).values(**values))
+    row = {"key_id": public.key_id, "public_key": public.raw.hex(), "created_at_ms": now_ms}
+    conn.execute(upsert(conn.dialect.name, signing_keys).values(row).on_conflict_do_nothing())
 
 
 def list_keys(conn: Connection) -> list[KnownKey]:
