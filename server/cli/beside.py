@@ -34,7 +34,8 @@ def open_beside(data_dir: Path, url: str | None) -> "Iterator[Database]":
     """Open `url`, or the database that `chorale serve` uses. Raises CommandFailed without one."""
     from sqlalchemy.exc import DBAPIError
 
-    from server.database.database import DEFAULT_FILE, Database, DatabaseConfig, DatabaseError
+    from server.database.config import DatabaseConfig
+    from server.database.database import DEFAULT_FILE, Database, DatabaseError
 
     url = url or gateway_settings(data_dir).get("database_url")
     file = data_dir / DEFAULT_FILE

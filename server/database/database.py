@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,8 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 
-import migrations
 from registry.extras import require
+from server.database.config import DatabaseConfig
 from server.database.errors import DatabaseDamaged as DatabaseDamaged
 from server.database.errors import DatabaseError as DatabaseError
 from server.database.errors import DatabaseInUse as DatabaseInUse
@@ -34,35 +35,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_FILE = "chorale.db"
-MIGRATIONS = Path(str(migrations.__file__)).parent
-"""The folder of the migrations: env.py and versions/."""
 
 # Key of the lock that two gateways starting at once compete for; any constant that never changes.
 _MIGRATION_LOCK_KEY = 0x43_48_4F_52_41_4C_45
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseConfig:
-    """Limits and timeouts of a database.
-
-    max_group: most writes in one commit.   write_attempts: attempts at one group before it fails.
-    queue_timeout_s: how long a read or a write may wait for its turn.   answer_margin_s: time after
-    statement_timeout_s until PostgreSQL is given up, which should have ended the statement itself.
-    migrations: the folder of migrations, with env.py and versions/.
-    """
-
-    read_threads: int = 4
-    max_queued_reads: int = 256
-    max_queued_writes: int = 1024
-    max_group: int = 128
-    write_attempts: int = 3
-    queue_timeout_s: float = 5.0
-    busy_timeout_s: float = 5.0
-    statement_timeout_s: float = 5.0
-    answer_margin_s: float = 1.0
-    connect_timeout_s: float = 5.0
-    migration_timeout_s: float = 60.0
-    migrations: Path = MIGRATIONS
 
 
 class Database:
@@ -104,9 +79,10 @@ class Database:
         self._read_slots = threading.BoundedSemaphore(self._config.max_queued_reads)
         self._closing = threading.Lock()
         self._closed = False
-        self._writer = self._make_writer("chorale-db-write")
+        make_writer = partial(GroupWriter, self._writing, self._config, self._clock)
+        self._writer = make_writer("chorale-db-write")
         # SQLite allows only one writer at a time, so a second thread would gain nothing.
-        self._settling = self._writer if self.is_sqlite else self._make_writer("chorale-db-settle")
+        self._settling = self._writer if self.is_sqlite else make_writer("chorale-db-settle")
 
     @property
     def is_sqlite(self) -> bool:
@@ -208,17 +184,6 @@ class Database:
         self.engine.dispose()
         if self._lock is not None:
             self._lock.release()
-
-    def _make_writer(self, name: str) -> GroupWriter:
-        return GroupWriter(
-            self._writing,
-            name,
-            max_queued=self._config.max_queued_writes,
-            max_group=self._config.max_group,
-            attempts=self._config.write_attempts,
-            queue_timeout_s=self._config.queue_timeout_s,
-            clock=self._clock,
-        )
 
     @contextmanager
     def _migration_lock(self) -> Iterator[None]:

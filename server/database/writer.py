@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection, Engine
 
+from server.database.config import DatabaseConfig
 from server.database.errors import LedgerUnavailable, unavailable
 
 T = TypeVar("T")
@@ -34,30 +35,15 @@ class _Write(Generic[T]):
 
 
 class GroupWriter:
-    """Runs functions on connections of `engine`, and commits them in groups.
-
-    max_group: most writes in one commit.   attempts: attempts at one group before it fails.
-    queue_timeout_s: how long a write may wait for its group.
-    """
+    """Runs functions on connections of `engine`, and commits them in groups. name: its thread's."""
 
     def __init__(
-        self,
-        engine: Engine,
-        name: str,
-        *,
-        max_queued: int,
-        max_group: int,
-        attempts: int,
-        queue_timeout_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, engine: Engine, config: DatabaseConfig, clock: Callable[[], float], name: str
     ) -> None:
         self._engine = engine
-        self._max_queued = max_queued
-        self._max_group = max_group
-        self._attempts = attempts
-        self._queue_timeout_s = queue_timeout_s
+        self._config = config
         self._clock = clock
-        self._queue: queue.Queue[_Write[Any] | None] = queue.Queue(max_queued)
+        self._queue: queue.Queue[_Write[Any] | None] = queue.Queue(config.max_queued_writes)
         self._closing = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run_writer, name=name, daemon=True)
@@ -65,14 +51,15 @@ class GroupWriter:
 
     def submit(self, fn: Callable[[Connection], T], order: str) -> "Future[T]":
         """Queue a write; a group runs sorted by `order`. Raises LedgerUnavailable at once."""
-        write = _Write(fn, Future(), order, self._clock() + self._queue_timeout_s)
+        write = _Write(fn, Future(), order, self._clock() + self._config.queue_timeout_s)
         with self._closing:
             if self._closed:
                 raise LedgerUnavailable("it is closed")
             try:
                 self._queue.put_nowait(write)
             except queue.Full as error:
-                raise LedgerUnavailable(f"{self._max_queued} writes wait already") from error
+                waiting = self._config.max_queued_writes
+                raise LedgerUnavailable(f"{waiting} writes wait already") from error
         return write.future
 
     def close(self) -> None:
@@ -85,7 +72,7 @@ class GroupWriter:
     def _run_writer(self) -> None:
         while (first := self._queue.get()) is not None:
             group = [first]
-            while len(group) < self._max_group:
+            while len(group) < self._config.max_group:
                 try:
                     write = self._queue.get_nowait()
                 except queue.Empty:
@@ -103,7 +90,7 @@ class GroupWriter:
             return False
         if self._clock() <= write.until_s:
             return True
-        late = LedgerUnavailable(f"a write waited for {self._queue_timeout_s:g} s")
+        late = LedgerUnavailable(f"a write waited for {self._config.queue_timeout_s:g} s")
         write.future.set_exception(late)
         return False
 
@@ -128,7 +115,7 @@ class GroupWriter:
     def _commit_with_retries(
         self, group: list[_Write[Any]], run: Callable[[Connection, _Write[Any]], None]
     ) -> None:
-        for attempt in range(1, self._attempts + 1):
+        for attempt in range(1, self._config.write_attempts + 1):
             committing = False
             try:
                 with self._engine.connect() as conn, conn.begin() as transaction:
@@ -139,7 +126,7 @@ class GroupWriter:
                 return
             except (exc.DBAPIError, exc.TimeoutError, exc.PendingRollbackError) as error:
                 # A commit that was cut off may have succeeded, and would then be repeated.
-                if attempt == self._attempts or not _retries(error, committing):
+                if attempt == self._config.write_attempts or not _retries(error, committing):
                     raise unavailable(error) from error
             time.sleep(0.01 * 2**attempt * random.random())
 

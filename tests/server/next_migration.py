@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from server.database.database import MIGRATIONS
+from server.database.config import MIGRATIONS
 
 _NEXT = """
 import sqlalchemy as sa

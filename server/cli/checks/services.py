@@ -181,7 +181,8 @@ def check_clocks(settings: Settings, now_s: Callable[[], float] = time.time) -> 
 
 
 def _open(settings: Settings) -> "closing[Database]":
-    from server.database.database import Database, DatabaseConfig
+    from server.database.config import DatabaseConfig
+    from server.database.database import Database
 
     config = DatabaseConfig(
         busy_timeout_s=_TIMEOUT_S, statement_timeout_s=_TIMEOUT_S, connect_timeout_s=_TIMEOUT_S
@@ -205,7 +206,8 @@ def _revisions(conn: "Connection", migrations: Path | None) -> tuple[str | None,
     from alembic.migration import MigrationContext
     from alembic.script import ScriptDirectory
 
-    from server.database.database import MIGRATIONS, migration_config
+    from server.database.config import MIGRATIONS
+    from server.database.database import migration_config
 
     script = ScriptDirectory.from_config(migration_config(conn, migrations or MIGRATIONS))
     current = MigrationContext.configure(conn).get_current_revision()

@@ -14,10 +14,10 @@ from registry.errors import Conflict
 from registry.tables import audit_log
 from server.accounts.tenants import create_tenant, list_tenants
 from server.billing.tables import monthly_spend
+from server.database.config import DatabaseConfig
 from server.database.database import (
     DEFAULT_FILE,
     Database,
-    DatabaseConfig,
     DatabaseInUse,
     LedgerUnavailable,
     UnsupportedDatabase,

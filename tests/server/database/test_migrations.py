@@ -9,13 +9,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from registry.tables import metadata
-from server.database.database import (
-    MIGRATIONS,
-    Database,
-    DatabaseConfig,
-    MigrationLocked,
-    NewerSchema,
-)
+from server.database.config import MIGRATIONS, DatabaseConfig
+from server.database.database import Database, MigrationLocked, NewerSchema
 from tests.server.factories import insert_holds, make_hold, make_price
 from tests.server.next_migration import make_next_release
 
