@@ -14,11 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.errors import Forbidden, InvalidApiKey
-from server.accounts.lineage import (
-    bounded_scopes,
-    makers_of,
-    parse_scopes,
-)
+from server.accounts.lineage import bounded_scopes, makers_of, parse_scopes
 from server.accounts.tables import api_keys, tenants
 from server.limits.amounts import LIMITS, Amounts
 from server.limits.base_limits import limits_by_base, scope_id
@@ -116,7 +112,7 @@ def identify(
         limits=(
             *Amounts.read(row._mapping).limits("tenant", row.tenant_id),
             *Amounts.read(row._mapping, "key_").limits("key", row.bucket_id),
-            *(limit for maker in makers for limit in maker.limits),
+            *(limit for it in makers for limit in it.limits("key", it.bucket_id)),
         ),
         base_limits=limits_by_base(conn, row.tenant_id),
         max_queue_share=row.max_queue_share,

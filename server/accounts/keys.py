@@ -7,26 +7,20 @@ the tenant first, so that no key is made, or makes another, while it is being re
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from registry.catalog.adapter_rows import lock_tenant
 from registry.catalog.audit import in_words, record_audit
 from registry.errors import Conflict, Forbidden, Invalid, NotFound, QuotaExceeded
 from server.accounts import auth
 from server.accounts.auth import ADMIN, SCOPES, Identity
-from server.accounts.lineage import (
-    MAX_CHAIN,
-    bounded_scopes,
-    came_of,
-    makers_of,
-    parse_scopes,
-)
+from server.accounts.lineage import MAX_CHAIN, ApiKey, bounded_scopes, came_of, makers_of
 from server.accounts.tables import api_keys
-from server.limits.amounts import LIMITS, Amounts
+from server.limits.amounts import LIMITS
 
 # The scope `admin` makes its holder the tenant's admin, so a key gets it only when asked for.
 DEFAULT_SCOPES = SCOPES - {ADMIN}
@@ -38,33 +32,6 @@ most that are replaced and in their overlap.
 MAX_NAME = 100
 MAX_OVERLAP_S = 7 * 86_400
 MAX_PAGE = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiKey(Amounts):
-    """All facts about a key that may be listed, so not the key itself.
-
-    created_by: id of the key that made it; None for the operator.   replaces: id of the key that it
-    was rotated from.   bucket_id: id under which its limits count, see server.accounts.lineage.
-    Limits: None where it has none of its own; the tenant's, and those of its makers, hold as well.
-    """
-
-    key_id: str
-    tenant_id: str
-    bucket_id: str
-    name: str
-    prefix: str
-    scopes: frozenset[str]
-    created_at_ms: int
-    created_by: str | None = None
-    replaces: str | None = None
-    expires_at_ms: int | None = None
-    revoked_at_ms: int | None = None
-    last_used_at_ms: int | None = None
-
-    def is_live(self, now_ms: int) -> bool:
-        is_expired = self.expires_at_ms is not None and self.expires_at_ms <= now_ms
-        return self.revoked_at_ms is None and not is_expired
 
 
 def create_key(
@@ -100,7 +67,7 @@ def create_key(
     _check(values)
     if maker is not None:
         _check_gives(conn, maker, values)
-        if any(above.is_revoked for above in makers_of(conn, maker.created_by)):
+        if any(above.revoked_at_ms is not None for above in makers_of(conn, maker.created_by)):
             raise Forbidden(
                 "A key above this API key is revoked, so this key makes no keys any more."
             )
@@ -116,11 +83,11 @@ def get_key(conn: Connection, tenant_id: str, key_id: str) -> ApiKey:
     row, is_it = None, (api_keys.c.tenant_id == tenant_id) & (api_keys.c.key_id == key_id)
     # The form is checked here, since PostgreSQL refuses some texts that cannot be an id.
     if key_id.isascii() and key_id.isalnum():
-        row = conn.execute(sa.select(api_keys).where(is_it)).first()
+        row = conn.execute(sa.select(api_keys).where(is_it)).mappings().first()
     if row is None:
         message = f"There is no API key {key_id!r}."
         raise NotFound(message, code="key_not_found", param="key_id")
-    return _api_key(row._mapping)
+    return ApiKey.of(row)
 
 
 def list_keys(
@@ -139,8 +106,8 @@ def list_keys(
         places, begin = sa.tuple_(*place), sa.tuple_(sa.literal(last.created_at_ms), last.key_id)
         query = query.where(places < begin if newest_first else places > begin)
     order = [column.desc() if newest_first else column for column in place]
-    rows = conn.execute(query.order_by(*order).limit(limit))
-    return [_api_key(row._mapping) for row in rows]
+    rows = conn.execute(query.order_by(*order).limit(limit)).mappings()
+    return [ApiKey.of(row) for row in rows]
 
 
 def change_key(
@@ -420,11 +387,6 @@ def _stored(values: Mapping[str, Any]) -> dict[str, Any]:
     if "scopes" not in values:
         return dict(values)
     return {**values, "scopes": json.dumps(sorted(values["scopes"]))}
-
-
-def _api_key(row: RowMapping) -> ApiKey:
-    values = {field.name: row[field.name] for field in fields(ApiKey)}
-    return ApiKey(**values | {"scopes": parse_scopes(row["scopes"])})
 
 
 def _audit(

@@ -6,7 +6,8 @@ from fastapi import Query, Response
 from sqlalchemy import Connection
 
 from server.accounts import auth
-from server.accounts.keys import MAX_NAME, ApiKey, get_key, list_keys
+from server.accounts.keys import MAX_NAME, get_key, list_keys
+from server.accounts.lineage import ApiKey
 from server.api.deps import BasesDep, DatabaseDep, LimiterDep
 from server.api.endpoints.limits import get_limits
 from server.console.page_route import pages_router

@@ -15,7 +15,8 @@ from pydantic import Field
 from sqlalchemy import Connection
 
 from server.accounts import auth
-from server.accounts.keys import ApiKey, list_keys
+from server.accounts.keys import list_keys
+from server.accounts.lineage import ApiKey
 from server.api.accounts import Account
 from server.api.deps import DatabaseDep
 from server.api.endpoints.budgets import list_budgets

@@ -1,7 +1,8 @@
 """Factories for the gateway's tests: tenants, keys, holds, end records."""
 
 from engine.wire.records import EndRecord, JournalRecords, ResidencyRecord
-from server.accounts.keys import ApiKey, create_key
+from server.accounts.keys import create_key
+from server.accounts.lineage import ApiKey
 from server.accounts.tenants import STANDARD, Tenant, TenantLimits, create_tenant
 from server.billing import ledger
 from server.billing.budgets import Budget, BudgetKind, Enforcement, set_budget
