@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from registry.tables import adapters
 from server.accounts.keys import is_live
 from server.accounts.tables import api_keys, tenants
-from server.accounts.tenants import TenantStatus
+from server.accounts.tenants import Tenant, TenantStatus
 from server.billing.budgets import Budget, get_budgets
 from server.billing.months import month_of
 from server.billing.tables import monthly_spend
@@ -25,7 +25,7 @@ Order = Literal["spend", "name"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TenantFigures:
+class TenantFigures(Tenant):
     """A tenant and its figures.
 
     spent_nanousd: in this UTC month.   num_requests: since the beginning of the hour that was 24
@@ -33,14 +33,6 @@ class TenantFigures:
     num_keys: keys that can be used.
     """
 
-    tenant_id: str
-    name: str
-    status: TenantStatus
-    plan: str
-    weight: float
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    max_concurrency: int | None
     spent_nanousd: int
     num_requests: int
     num_failed: int
@@ -67,8 +59,7 @@ def list_tenant_figures(
     is_of_month = (monthly_spend.c.tenant_id == tenants.c.tenant_id) & (
         monthly_spend.c.month == month_of(now_ms)
     )
-    query = sa.select(*(tenants.c[name] for name in _COLUMNS), spent)
-    query = query.select_from(tenants.outerjoin(monthly_spend, is_of_month))
+    query = sa.select(tenants, spent).outerjoin(monthly_spend, is_of_month)
     if tenant_id is not None:
         query = query.where(tenants.c.tenant_id == tenant_id)
     if part:
@@ -99,12 +90,6 @@ def list_tenant_figures(
         )
         for tenant_id, row in zip(tenant_ids, found, strict=True)
     ]
-
-
-_COLUMNS = (
-    "tenant_id", "name", "status", "plan", "weight", "requests_per_minute", "tokens_per_minute",
-    "max_concurrency",
-)  # fmt: skip
 
 
 def _counts(
