@@ -13,14 +13,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from engine.journal.lines import SET_ASIDE, JournalCorrupt, Position, Record, read_records
+from engine.journal.state import JournalState
 from engine.steps.meter import TokenMeter
-from engine.wire.records import (
-    CheckpointRecord,
-    EndRecord,
-    ProgressRecord,
-    ResidencyRecord,
-    StartRecord,
-)
+from engine.wire.records import CheckpointRecord, EndRecord, ResidencyRecord
 from server.billing.audit.entries import id_windows
 from server.billing.audit.report import Finding, Scope, differences
 from server.billing.ledger import event_of
@@ -264,23 +259,14 @@ def _compare(
 
 def _journaled(directory: Path) -> tuple[int, int]:
     """Return (prompt tokens computed, tokens sampled) of a journal, open requests included."""
-    computed = sampled = 0
-    is_open: dict[str, tuple[int, int]] = {}
+    state = JournalState(base_revision="")
     for record in read_records(directory):
-        match record:
-            case StartRecord():
-                is_open[record.request_id] = (0, 0)
-            case ProgressRecord():
-                for progress in record.requests:
-                    if progress.request_id in is_open:
-                        _, tokens = is_open[progress.request_id]
-                        prompt = progress.num_prompt_tokens - progress.num_cached_tokens
-                        tokens += len(progress.new_token_ids)
-                        is_open[progress.request_id] = (prompt, tokens)
-            case EndRecord():
-                is_open.pop(record.request_id, None)
-        if isinstance(record, CheckpointRecord | EndRecord):
-            computed = record.total_prompt_tokens - record.total_cached_tokens
-            sampled = record.total_completion_tokens
-    prompts, samples = zip((0, 0), *is_open.values(), strict=True)
-    return computed + sum(prompts), sampled + sum(samples)
+        # A segment that was set aside may come before any checkpoint.
+        state.has_gap = isinstance(record, CheckpointRecord)
+        state.apply([record])
+        state.unsettled.clear()  # the position has their sums
+    now, opened = state.now, state.open.values()
+    computed = sum(it.num_prompt_tokens - it.num_cached_tokens for it in opened)
+    sampled = sum(len(it.output_token_ids) for it in opened)
+    total = now.total_prompt_tokens - now.total_cached_tokens
+    return total + computed, now.total_completion_tokens + sampled
