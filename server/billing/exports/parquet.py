@@ -58,27 +58,19 @@ class ParquetEncoder:
         pa.default_memory_pool().release_unused()
 
 
-class _Sink(io.RawIOBase):
+class _Sink(io.BytesIO):
     """An append-only file in memory, whose bytes are taken out as they are written."""
 
-    def __init__(self) -> None:
-        self._written = bytearray()
-        self._size = 0
-
-    def writable(self) -> bool:
-        return True
+    _num_taken = 0
 
     def tell(self) -> int:
-        return self._size
-
-    def write(self, data: object) -> int:
-        size = len(memoryview(data))  # type: ignore[arg-type]
-        self._written += memoryview(data)  # type: ignore[arg-type]
-        self._size += size
-        return size
+        return self._num_taken + super().tell()
 
     def take(self) -> bytes:
-        taken, self._written = bytes(self._written), bytearray()
+        taken = self.getvalue()
+        self._num_taken += len(taken)
+        self.seek(0)
+        self.truncate()
         return taken
 
 
