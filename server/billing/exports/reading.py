@@ -49,45 +49,32 @@ def _read(file: BinaryIO) -> Iterator[Receipt]:
         file.seek(0)
         yield from _read_parquet(file)
         return
-    lines = _Lines(file, head)
+    lines = _lines(file, head)
     if head.startswith(b"{"):
         yield from _read_json(lines)
     elif head:
         yield from _read_csv(lines)
 
 
-class _Lines:
-    """Iterates over the lines of a file, with their ends. number: number of the last line returned.
+def _lines(file: BinaryIO, head: bytes) -> Iterator[str]:
+    """Yield the lines of a file, with their ends. Raises ExportUnreadable.
 
-    head: bytes of the first line that are read already. Raises ExportUnreadable.
+    head: the first bytes, which are read already.
     """
-
-    def __init__(self, file: BinaryIO, head: bytes) -> None:
-        self._file = file
-        self._head = head
-        self.number = 0
-
-    def __iter__(self) -> "_Lines":
-        return self
-
-    def __next__(self) -> str:
-        is_ended = self._head.endswith(b"\n")
-        line = self._head + (b"" if is_ended else self._file.readline(MAX_LINE_BYTES + 1))
-        self._head = b""
-        if not line:
-            raise StopIteration
-        self.number += 1
+    line, number = head if head.endswith(b"\n") else head + file.readline(MAX_LINE_BYTES + 1), 1
+    while line:
         if len(line) > MAX_LINE_BYTES:
-            raise ExportUnreadable(self.number, f"it has more than {MAX_LINE_BYTES} bytes")
+            raise ExportUnreadable(number, f"it has more than {MAX_LINE_BYTES} bytes")
         try:
-            return line.decode()
+            yield line.decode()
         except UnicodeDecodeError as error:
-            raise ExportUnreadable(self.number, f"it is no UTF-8, {error}") from error
+            raise ExportUnreadable(number, f"it is no UTF-8, {error}") from error
+        line, number = file.readline(MAX_LINE_BYTES + 1), number + 1
 
 
-def _read_json(lines: _Lines) -> Iterator[Receipt]:
-    for text in lines:
-        with _named(lines.number):
+def _read_json(lines: Iterator[str]) -> Iterator[Receipt]:
+    for number, text in enumerate(lines, start=1):
+        with _named(number):
             value = json.loads(text, object_pairs_hook=_unique)
             receipt = _receipt_of_event(value) if "specversion" in value else check_receipt(value)
         yield receipt
@@ -109,7 +96,7 @@ def _receipt_of_event(event: dict[str, Any]) -> Receipt:
     return receipt
 
 
-def _read_csv(lines: _Lines) -> Iterator[Receipt]:
+def _read_csv(lines: Iterator[str]) -> Iterator[Receipt]:
     rows = _csv_rows(lines)
     _, names = next(rows, (1, []))
     if tuple(names) == focus.COLUMNS:
@@ -132,13 +119,13 @@ def _named(line: int) -> Iterator[None]:
         raise ExportUnreadable(line, str(error)) from error
 
 
-def _csv_rows(lines: _Lines) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     """Yield (line, cells) of each row; a text may contain newlines, so line is the row's first."""
-    line = 1
+    line, rows = 1, csv.reader(lines, strict=True)
     try:
-        for cells in csv.reader(lines, strict=True):
+        for cells in rows:
             yield line, cells
-            line = lines.number + 1
+            line = rows.line_num + 1
     except csv.Error as error:
         raise ExportUnreadable(line, str(error)) from error
 
