@@ -124,6 +124,5 @@ def _audit(conn: Connection, receipt: Receipt, now_ms: int) -> None:
     action, tenant_id = f"ledger.{receipt['kind']}", str(receipt["tenant_id"])
     memo = f": {receipt['memo']}" if receipt["memo"] else ""
     dollars = format_usd(int_of(receipt, "amount_nanousd"))
-    dollars = format_usd(int_of(receipt, "amount_nanousd"))
     detail = f"entry {receipt['entry_id']}, {dollars} dollars{memo}"
     record_audit(conn, tenant_id, action, detail, at_ms=now_ms, actor="operator")

@@ -6,7 +6,7 @@ locks the ledger's head: one poster works at a time, and entries are numbered in
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -137,7 +137,8 @@ def post_entries(
     tenant_ids = sorted({draft.tenant_id for draft in drafts})
     chains = _chains(conn, tenant_ids)
     names = {row.tenant_id: row.name for row in conn.execute(_NAMES, {"ids": tenant_ids})}
-    period_of = _periods(conn, tenant_ids)
+    issued = conn.execute(_ISSUED, {"ids": tenant_ids})
+    first_open = {row.tenant_id: next_month(row.period) for row in issued}
     receipts: list[Receipt] = []
     rows: list[dict[str, Any]] = []
     for number, draft in enumerate(drafts, start=last_id + 1):
@@ -147,7 +148,8 @@ def post_entries(
             "entry_id": number,
             "tenant_name": names.get(draft.tenant_id),
             "posted_at_ms": now_ms,
-            "period": period_of(draft),
+            # Its own month's statement, or the first after all that are issued.
+            "period": max(month_of(draft.at_ms), first_open.get(draft.tenant_id, "")),
             "receipt_seq": chain["receipt_seq"] + 1,
             "prev_sha256": chain["receipt_sha256"],
             "signing_key": signer.key_id,
@@ -211,21 +213,6 @@ def _add_to_spend(conn: Connection, receipts: Sequence[Receipt], drafts: Sequenc
             sums[draft.tenant_id, month_of(draft.at_ms)] += int_of(receipt, "amount_nanousd")
     spent = {key: {"amount_nanousd": amount} for key, amount in sums.items() if amount}
     _add_sums(conn, monthly_spend, spent)
-
-
-def _periods(conn: Connection, tenant_ids: list[str]) -> Callable[[Draft], str]:
-    """Return a function that tells which month's statement an entry is on.
-
-    An entry is on its own month's statement, but if that one or a later one is issued already, on
-    the first statement after all issued ones.
-    """
-    issued = conn.execute(_ISSUED, {"ids": tenant_ids})
-    first_open = {row.tenant_id: next_month(row.period) for row in issued}
-
-    def period_of(draft: Draft) -> str:
-        return max(month_of(draft.at_ms), first_open.get(draft.tenant_id, ""))
-
-    return period_of
 
 
 def _add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) -> None:
