@@ -116,10 +116,7 @@ def stored(conn: Connection, day: int, place: str, limit: int) -> tuple[list[Str
     place: cursor of this page.
     """
     columns = adapter_versions.c
-    start, end = day * DAY_MS, (day + 1) * DAY_MS
-    was_there = (columns.created_at_ms < end) & (
-        columns.deleted_at_ms.is_(None) | (columns.deleted_at_ms > start)
-    )
+    was_there, times = _was_kept(day, columns.created_at_ms, columns.deleted_at_ms)
     tenant_id, _, digest = place.partition("/")
     keys = sa.select(columns.tenant_id, columns.digest).where(
         was_there,
@@ -128,15 +125,15 @@ def stored(conn: Connection, day: int, place: str, limit: int) -> tuple[list[Str
     )
     page = keys.distinct().order_by(columns.tenant_id, columns.digest).limit(limit).subquery()
     is_of_page = (columns.tenant_id == page.c.tenant_id) & (columns.digest == page.c.digest)
-    query = sa.select(adapter_versions).join(page, is_of_page).where(was_there)
+    query = sa.select(adapter_versions, *times).join(page, is_of_page).where(was_there)
     # The version that created the object comes first.
     query = query.order_by(columns.created_at_ms, columns.adapter_id, columns.version)
     objects: dict[tuple[str, str], list[sa.Row[Any]]] = defaultdict(list)
     for row in conn.execute(query):
         objects[row.tenant_id, row.digest].append(row)
-    found = [_storage(day, rows) for rows in objects.values()]
     last = "/".join(max(objects)) if len(objects) == limit else None
-    return [stretch for stretch in found if stretch is not None], last
+    named = [("/".join(key), rows) for key, rows in objects.items()]
+    return [_stretch(day, *it, "storage", "storage", "store") for it in named], last
 
 
 def pinned(conn: Connection, day: int, place: str, limit: int) -> tuple[list[Stretch], str | None]:
@@ -145,49 +142,33 @@ def pinned(conn: Connection, day: int, place: str, limit: int) -> tuple[list[Str
     place: cursor of this page.
     """
     columns, version = adapter_pins.c, adapter_versions.c
-    start, end = day * DAY_MS, (day + 1) * DAY_MS
+    was_there, times = _was_kept(day, columns.pinned_at_ms, columns.unpinned_at_ms)
     is_its = (version.adapter_id == columns.adapter_id) & (version.version == columns.version)
-    query = (
-        sa.select(adapter_pins, version.digest)
-        .join(adapter_versions, is_its)
-        .where(
-            columns.pinned_at_ms < end,
-            columns.unpinned_at_ms.is_(None) | (columns.unpinned_at_ms > start),
-            columns.pin_id > place,
-        )
-        .order_by(columns.pin_id)
-        .limit(limit)
-    )
+    query = sa.select(adapter_pins, version.digest, *times).join(adapter_versions, is_its)
+    query = query.where(was_there, columns.pin_id > place).order_by(columns.pin_id).limit(limit)
     rows = conn.execute(query).all()
-    found = [_pin(day, row) for row in rows]
     last = rows[-1].pin_id if len(rows) == limit else None
-    return [stretch for stretch in found if stretch is not None], last
+    return [_stretch(day, row.pin_id, [row], "pinned", "pin", "device") for row in rows], last
 
 
-def _storage(day: int, versions: Sequence[sa.Row[Any]]) -> Stretch | None:
-    """Return an object's stretch on a day, or None. versions: the object's, oldest first."""
-    first = versions[0]
-    spans = _union(day, [(row.created_at_ms, row.deleted_at_ms) for row in versions])
-    name = f"{first.tenant_id}/{first.digest}"
-    return _stretch(spans, first, "storage", "storage", f"{name}/{day}", "store")
-
-
-def _pin(day: int, row: sa.Row[Any]) -> Stretch | None:
-    spans = _union(day, [(row.pinned_at_ms, row.unpinned_at_ms)])
-    return _stretch(spans, row, "pinned", "pin", f"{row.pin_id}/{day}", "device")
+def _was_kept(
+    day: int, begun: sa.Column[int], ended: sa.Column[int | None]
+) -> tuple[sa.ColumnElement[bool], Sequence[sa.Label[Any]]]:
+    """SQL for whether a row was kept at some time of a day, and the times that `_stretch` reads."""
+    is_late = (ended > day * DAY_MS) & (ended > begun)
+    was_kept = (begun < (day + 1) * DAY_MS) & (ended.is_(None) | is_late)
+    return was_kept, (begun.label("begun_at_ms"), ended.label("ended_at_ms"))
 
 
 def _stretch(
-    spans: Sequence[tuple[int, int]], row: sa.Row[Any], kind: Kind, source: str, source_id: str,
-    tier: Tier,
-) -> Stretch | None:  # fmt: skip
-    """Return the stretch of an adapter's version that was kept in these spans, None for none."""
-    if not spans:
-        return None
+    day: int, name: str, rows: Sequence[sa.Row[Any]], kind: Kind, source: str, tier: Tier
+) -> Stretch:
+    """Return the stretch of a day in which any of the rows was kept. rows: the first names it."""
+    row, spans = rows[0], _union(day, [(row.begun_at_ms, row.ended_at_ms) for row in rows])
     return Stretch(
         kind=kind,
         source=source,
-        source_id=source_id,
+        source_id=f"{name}/{day}",
         tenant_id=row.tenant_id,
         adapter_id=row.adapter_id,
         adapter_version=row.version,

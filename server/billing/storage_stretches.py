@@ -118,38 +118,30 @@ def residency_stretches(
     """Return stretches of an engine's adapters; only unpinned ones on the device have a price."""
     objects = {_object_of(item) for record in records for item in record.items}
     owners = _first_versions(conn, objects)
-    return [
-        _residency(engine_id, record, index, item, owners.get(_object_of(item)))
-        for record in records
-        for index, item in enumerate(record.items)
-    ]
-
-
-def _residency(
-    engine_id: str,
-    record: ResidencyRecord,
-    index: int,
-    item: ResidencyItem,
-    version: tuple[str, int] | None,
-) -> Stretch:
-    """Make the stretch of one item. version: (adapter_id, number), None if it never became one."""
-    return Stretch(
-        kind="resident",
-        source=engine_id,
-        source_id=f"{record.seq}/{index}",
-        tenant_id=_object_of(item)[0],
-        adapter_id=version[0] if version else None,
-        adapter_version=version[1] if version else None,
-        adapter_digest=item.digest,
-        tier=item.tier,
-        size_bytes=item.size_bytes,
-        slabs=item.slabs,
-        started_at_ms=round(record.started_at * 1000),
-        at_ms=round(record.at * 1000),
-        duration_ms=item.duration_ms,
-        # A pin has its own charge; copies in other tiers are the server's own choice, so free.
-        is_free=item.tier != "device" or item.is_pinned,
-    )
+    stretches = []
+    for record in records:
+        for index, item in enumerate(record.items):
+            # An object that never became a version has none.
+            adapter_id, version = owners.get(_object_of(item), (None, None))
+            stretch = Stretch(
+                kind="resident",
+                source=engine_id,
+                source_id=f"{record.seq}/{index}",
+                tenant_id=_object_of(item)[0],
+                adapter_id=adapter_id,
+                adapter_version=version,
+                adapter_digest=item.digest,
+                tier=item.tier,
+                size_bytes=item.size_bytes,
+                slabs=item.slabs,
+                started_at_ms=round(record.started_at * 1000),
+                at_ms=round(record.at * 1000),
+                duration_ms=item.duration_ms,
+                # A pin has its own charge; copies in other tiers are the server's own choice, so free.
+                is_free=item.tier != "device" or item.is_pinned,
+            )
+            stretches.append(stretch)
+    return stretches
 
 
 def _object_of(item: ResidencyItem) -> tuple[str, str]:
