@@ -137,7 +137,7 @@ def residency_stretches(
                 started_at_ms=round(record.started_at * 1000),
                 at_ms=round(record.at * 1000),
                 duration_ms=item.duration_ms,
-                # A pin has its own charge; copies in other tiers are the server's own choice, so free.
+                # A pin has its own charge; copies in other tiers are the server's choice, so free.
                 is_free=item.tier != "device" or item.is_pinned,
             )
             stretches.append(stretch)
