@@ -1,4 +1,4 @@
-"""All tables, with the one row that they begin with.
+"""All tables.
 
 Until the first release this file creates what the code declares, so that a table is declared once.
 The first release writes the tables out here; from then on the file never changes.
@@ -29,4 +29,3 @@ _DECLARATIONS = (
 
 def upgrade() -> None:
     metadata.create_all(op.get_bind())
-    op.execute("INSERT INTO ledger_head (name, last_entry_id) VALUES ('ledger', 0)")

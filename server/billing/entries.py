@@ -193,7 +193,11 @@ def insert_events(
 def lock_ledger(conn: Connection) -> int:
     """Lock out all other posters until the transaction ends, and return the last entry id."""
     last_id: int | None = conn.scalar(_LOCKED_HEAD)
-    assert last_id is not None, "the migration that made the table made its row"
+    if last_id is None:
+        insert = upsert(conn.dialect.name, ledger_head).values(name="ledger", last_entry_id=0)
+        conn.execute(insert.on_conflict_do_nothing())
+        last_id = conn.scalar(_LOCKED_HEAD)
+        assert last_id is not None
     return last_id
 
 
