@@ -17,7 +17,7 @@ from server.billing.entries import Draft, insert_events, lock_ledger, post_entri
 from server.billing.holds import Hold, lock_holds, note_failed, resolve
 from server.billing.incidents import record_incident
 from server.billing.prices import get_prices
-from server.billing.rating import FREE, TokenPrices, is_free_error, rate
+from server.billing.rating import FREE, TokenPrices, adds_up, is_free_error, rate
 from server.billing.receipts.receipt import CHARGES, Receipt
 from server.billing.receipts.rows import TOKEN_PRICES
 from server.billing.receipts.signing import Signer
@@ -43,13 +43,12 @@ _OF_HOLD = ("key_id", "model", "adapter_id", "adapter_version", "price_version")
 class PostResult:
     """Counts of one posting.
 
-    posted: new usage events.   replayed: end records that were posted before.
+    posted: new usage events.
     incidents: new incidents.   settled_seq: last record of the engine's journal in the ledger.
     traceparents: places in their traces of the new events' requests that are traced.
     """
 
     posted: int
-    replayed: int
     incidents: int
     settled_seq: int
     traceparents: tuple[str, ...] = ()
@@ -100,7 +99,6 @@ def post(
         _move_position(conn, engine_id, ends, settled, now_ms)
     return PostResult(
         posted=len(fresh),
-        replayed=len(ends) - len(fresh),
         incidents=sum(are_new),
         settled_seq=settled,
         traceparents=tuple(hold.traceparent for hold in by_id.values() if hold.traceparent),
@@ -273,20 +271,14 @@ def _doubts(
         for kind, pair in pairs.items()
         if pair[0] != pair[1]
     ]
-    if not _adds_up(record):
+    if not adds_up(
+        record.num_prompt_tokens, record.num_cached_tokens, record.num_completion_tokens
+    ):
         found.append(_incident("counts_differ", engine_id, record, record.num_cached_tokens))
     if amount > hold.amount_nanousd:
         pair = (hold.amount_nanousd, amount)
         found.append(_incident("amount_over_hold", engine_id, record, pair))
     return found
-
-
-def _adds_up(record: EndRecord) -> bool:
-    """Whether the counts can be priced; if not, nobody is charged and a person has to look."""
-    return (
-        0 <= record.num_cached_tokens <= record.num_prompt_tokens
-        and record.num_completion_tokens >= 0
-    )
 
 
 def _incident(kind: str, engine_id: str, record: EndRecord, detail: object) -> dict[str, Any]:

@@ -62,8 +62,7 @@ def token_amounts(
     prompt_tokens: int, cached_tokens: int, completion_tokens: int, price: TokenPrices
 ) -> TokenAmounts:
     """Return the price of tokens. prompt_tokens includes cached_tokens, which are priced once."""
-    assert 0 <= cached_tokens <= prompt_tokens
-    assert completion_tokens >= 0
+    assert adds_up(prompt_tokens, cached_tokens, completion_tokens)
     return TokenAmounts(
         (prompt_tokens - cached_tokens) * price.prompt_nanousd,
         cached_tokens * price.cached_nanousd,
@@ -89,14 +88,16 @@ def rated_amounts(
 ) -> TokenAmounts:
     """Return the amounts that a request pays: the price of its tokens, or nothing.
 
-    is_failed: the answer was an error that is free. Impossible counts are free; a person has
-    to look at them.
+    is_failed: the answer was an error that is free.
     """
-    adds_up = 0 <= cached_tokens <= prompt_tokens and completion_tokens >= 0
+    counts = prompt_tokens, cached_tokens, completion_tokens
     is_free = is_failed or is_free_error(finish_reason, stop_cause, completion_tokens)
-    if is_free or not adds_up:
-        return FREE
-    return token_amounts(prompt_tokens, cached_tokens, completion_tokens, price)
+    return FREE if is_free or not adds_up(*counts) else token_amounts(*counts, price)
+
+
+def adds_up(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> bool:
+    """Whether counts can be priced; if not, nobody is charged and a person has to look."""
+    return 0 <= cached_tokens <= prompt_tokens and completion_tokens >= 0
 
 
 def rate(event: Mapping[str, Any], price: TokenPrices) -> TokenAmounts:

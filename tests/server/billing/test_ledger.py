@@ -69,7 +69,7 @@ def test_an_end_record_becomes_a_usage_event_and_posts_its_hold(each_database):
     assert hold_of(each_database) == hold
     record = make_end(4, adapter_digest="d" * 64, num_cached_tokens=2)
     assert post_ends(each_database, record, now_ms=NOW_MS + 9) == PostResult(
-        posted=1, replayed=0, incidents=0, settled_seq=4
+        posted=1, incidents=0, settled_seq=4
     )
     [event] = events_of(each_database)
     assert (event.tenant_id, event.key_id, event.model) == ("ten_1", "key1", "acme-bot")
@@ -101,7 +101,7 @@ def test_the_same_records_again_change_nothing(each_database):
     post_ends(each_database, *records)
     before = contents(each_database)
     again = post_ends(each_database, *records, now_ms=NOW_MS + 9999)
-    assert again == PostResult(posted=0, replayed=3, incidents=0, settled_seq=6)
+    assert again == PostResult(posted=0, incidents=0, settled_seq=6)
     assert post_ends(each_database, records[0]).settled_seq == 6
     assert contents(each_database) == before
 
@@ -359,7 +359,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.num_posted = index + 1
                 self.num_transitions[record.request_id] += 1
                 self.terminal[record.request_id] = "posted"
-        assert result.posted == self.num_posted - done == len(records) - result.replayed
+        assert result.posted == self.num_posted - done
         assert result.incidents == 0
 
     @rule(wait_ms=st.sampled_from([1, 50, 101]))
