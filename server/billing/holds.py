@@ -95,15 +95,6 @@ def insert_hold(conn: Connection, hold: Hold) -> None:
     conn.execute(_INSERT, _fields(hold))
 
 
-def extend_hold(
-    conn: Connection, request_id: str, *, token_lease: int, amount_nanousd: int
-) -> bool:
-    """Let an open hold cover `token_lease` completion tokens in all. False if it is not open."""
-    query = sa.update(holds).where(holds.c.request_id == request_id, IS_OPEN)
-    query = query.values(token_lease=token_lease, amount_nanousd=amount_nanousd)
-    return conn.execute(query).rowcount == 1
-
-
 def move_hold(conn: Connection, request_id: str, engine_id: str, lifetime_ms: int) -> bool:
     """Move a hold to the engine that its request is sent to now; the engine before never had it.
 
