@@ -8,7 +8,6 @@ Probes have slots of their own, so that receivers that never answer do not delay
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import replace
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -143,11 +142,8 @@ def _full(counts: Counter[str], most: int) -> list[str]:
     return [name for name, count in counts.items() if count >= most]
 
 
-def note_try(conn: Connection, event: Event, error: str | None, at_ms: int) -> Event:
-    """Record that a try delivered the event or failed, and return the updated event.
-
-    After a failure, `next_at_ms` is the time of the next try, or None if the event is given up.
-    """
+def note_try(conn: Connection, event: Event, error: str | None, at_ms: int) -> None:
+    """Record that a try delivered an event or failed, and when the next try is, if there is one."""
     number = event.num_attempts + 1
     again_at_ms = at_ms + WAITS_MS[min(number, len(WAITS_MS)) - 1]
     is_last = error is None or again_at_ms > event.created_at_ms + GIVEN_UP_MS
@@ -159,7 +155,6 @@ def note_try(conn: Connection, event: Event, error: str | None, at_ms: int) -> E
     }
     update = sa.update(webhook_events).filter_by(event_id=event.event_id)
     conn.execute(update.values(**noted))
-    return replace(event, **noted)
 
 
 def note_receiver(
