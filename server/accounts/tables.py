@@ -15,6 +15,7 @@ from sqlalchemy import (
 )
 
 from registry.tables import metadata
+from server.limits.amounts import LIMITS
 
 tenants = Table(
     "tenants",
@@ -22,9 +23,7 @@ tenants = Table(
     Column("tenant_id", String(64), primary_key=True),
     Column("name", String(64), nullable=False, unique=True),
     Column("status", String(16), nullable=False),
-    Column("requests_per_minute", Integer),
-    Column("tokens_per_minute", Integer),
-    Column("max_concurrency", Integer),
+    *(Column(name, Integer) for name in LIMITS),
     Column("max_queue_share", Float),
     Column("weight", Float, nullable=False),
     Column("max_adapters", Integer),
@@ -58,9 +57,7 @@ api_keys = Table(
     Column("created_by", String(32)),
     Column("replaces", String(32)),
     Column("bucket_id", String(32), nullable=False),
-    Column("requests_per_minute", Integer),
-    Column("tokens_per_minute", Integer),
-    Column("max_concurrency", Integer),
+    *(Column(name, Integer) for name in LIMITS),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("expires_at_ms", BigInteger),
     Column("revoked_at_ms", BigInteger),
