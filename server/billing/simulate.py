@@ -137,11 +137,10 @@ def _groups(start_ms: int, end_ms: int, tenant_id: str | None) -> sa.Select[Any]
         "size_bytes": kept.size_bytes,
         "duration_ms": kept.duration_ms,
     }
-    sums = [sa.func.sum(usage[f"{name}_tokens"]) for name in ("prompt", "cached", "completion")]
     names = ("prompt_tokens", "cached_tokens", "completion_tokens")
     query = sa.select(
         *(column.label(name) for name, column in keys.items()),
-        *(total.label(name) for name, total in zip(names, sums, strict=True)),
+        *(sa.func.sum(usage[name]).label(name) for name in names),
         sa.func.sum(entry.amount_nanousd).label("amount_nanousd"),
         sa.func.count().label("num_entries"),
     )

@@ -16,10 +16,6 @@ _ESCAPED_STARTS = ("=", "+", "-", "@", "\t", "\r", "'")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
-def header() -> bytes:
-    return encode_cells([COLUMNS])
-
-
 def encode(receipts: Iterable[Receipt]) -> bytes:
     return encode_cells([[cell(receipt[name]) for name in COLUMNS] for receipt in receipts])
 
@@ -44,3 +40,6 @@ def encode_cells(rows: Iterable[Sequence[str]]) -> bytes:
     text = io.StringIO(newline="")
     csv.writer(text).writerows(rows)
     return text.getvalue().encode()
+
+
+HEADER = encode_cells([COLUMNS])

@@ -26,6 +26,8 @@ COLUMNS = (
     "SubAccountId", "SubAccountName", "x_EntryId", "x_Receipt",
 )  # fmt: skip
 
+HEADER = encode_cells([COLUMNS])
+
 Row = dict[str, str | None]
 """Values by the names of COLUMNS; None is null."""
 
@@ -47,10 +49,6 @@ _KEPT_METERS = {
     "pinned": "Pinned Adapter Residency",
     "resident": "Adapter Residency",
 }
-
-
-def header() -> bytes:
-    return encode_cells([COLUMNS])
 
 
 def encode(receipts: Iterable[Receipt]) -> bytes:

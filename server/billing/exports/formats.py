@@ -41,12 +41,12 @@ _CSV, _JSONL = "text/csv; charset=utf-8; header=present", "application/jsonl; ch
 
 INFO: dict[ExportFormat, FormatInfo] = {
     "csv": FormatInfo(
-        media_type=_CSV, extension="csv", encode=csv_rows.encode, header=csv_rows.header()
+        media_type=_CSV, extension="csv", encode=csv_rows.encode, header=csv_rows.HEADER
     ),
     "jsonl": FormatInfo(media_type=_JSONL, extension="jsonl", encode=json_lines.encode),
     "parquet": FormatInfo(media_type="application/vnd.apache.parquet", extension="parquet"),
     "focus": FormatInfo(
-        media_type=_CSV, extension="focus.csv", encode=focus.encode, header=focus.header()
+        media_type=_CSV, extension="focus.csv", encode=focus.encode, header=focus.HEADER
     ),
     "cloudevents": FormatInfo(
         media_type=_JSONL, extension="cloudevents.jsonl", encode=cloud_events.encode

@@ -31,7 +31,7 @@ def receipts():
 @pytest.fixture(scope="module")
 def rows(receipts):
     """Rows as a reader of the file sees them; null is None."""
-    text = (focus.header() + focus.encode(receipts)).decode()
+    text = (focus.HEADER + focus.encode(receipts)).decode()
     found = csv.DictReader(io.StringIO(text, newline=""))
     return [{name: parse_cell(cell) for name, cell in row.items()} for row in found]
 

@@ -163,7 +163,7 @@ def test_a_cell_that_the_receipt_does_not_make_is_refused_by_name(receipts, name
     rows = focus.focus_cells(used)
     rows[-1][focus.COLUMNS.index(name)] += "0"
     with pytest.raises(ExportUnreadable) as caught:
-        read(focus.header() + focus.encode_cells(rows))
+        read(focus.HEADER + focus.encode_cells(rows))
     assert caught.value.line == len(rows) + 1
     assert name in caught.value.reason
 
@@ -177,7 +177,7 @@ def test_a_row_that_is_missing_is_noticed(receipts, dropped):
     rows = [row for rows in cells[first : first + 2] for row in rows]
     del rows[dropped]
     with pytest.raises(ExportUnreadable):
-        read(focus.header() + focus.encode_cells(rows))
+        read(focus.HEADER + focus.encode_cells(rows))
 
 
 def test_an_envelope_that_its_receipt_does_not_make_is_refused(receipts):

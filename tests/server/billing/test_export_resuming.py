@@ -57,7 +57,7 @@ def test_no_more_is_fetched_again_than_what_broke_off(wholes, format, most):
 
 
 def rest_with_header(format, rest):
-    return {"csv": csv_rows.header(), "focus": focus.header()}.get(format, b"") + rest
+    return {"csv": csv_rows.HEADER, "focus": focus.HEADER}.get(format, b"") + rest
 
 
 @pytest.mark.parametrize("format", FORMATS)
