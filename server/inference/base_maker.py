@@ -17,7 +17,7 @@ from server.launch.settings import Settings
 from server.pool.control_files import BaseEntry, Member, members_file
 from server.pool.engine_pool import EnginePool
 from server.pool.engines import Engine, Engines
-from server.pool.keeper import Keeper, KeeperConfig
+from server.pool.keeper import Keeper
 from server.pool.running import Running
 from server.text.tokenizer import Tokenizer
 from server.tools.dialect import Dialect
@@ -62,13 +62,7 @@ class BaseMaker:
             running=running,
             load=_load(settings, running, engines),
             token_leases=token_leases,
-            keeper=Keeper(
-                engines,
-                running,
-                Path(entry.home),
-                _bounds(model.model_id, settings),
-                number=self.number,
-            ),
+            keeper=Keeper(engines, running, Path(entry.home), settings, number=self.number),
         )
 
     def leftover(self, entry: BaseEntry) -> Engines:
@@ -110,18 +104,4 @@ def _load(settings: Settings, running: Running, engines: Engines) -> LoadShedder
         max_wait_s=settings.first_token_timeout_s,
         default_share=settings.max_queue_share,
         takes_turns=settings.scheduling_policy == "vtc",
-    )
-
-
-def _bounds(model: str, settings: Settings) -> KeeperConfig:
-    return KeeperConfig(
-        model=model,
-        least=settings.engines,
-        most=settings.most_engines,
-        slo_first_token_s=settings.slo_first_token_s,
-        sleep_after_s=settings.sleep_after_s,
-        wake_timeout_s=settings.wake_timeout_s,
-        max_waiting=settings.max_waiting,
-        max_share=settings.max_queue_share,
-        is_alone=settings.gateways == 1,
     )

@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from engine.config import EngineSettings
-from server.pool.control_files import MAX_ENGINES
+from server.pool.pool_settings import PoolSettings
 from server.text.json_object import JsonObject
 
 
@@ -32,28 +31,11 @@ def parse_list(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
 
 
-class ModelSettings(BaseModel, EngineSettings, frozen=True):
-    """The settings of one base model and of its engines.
-
-    The comment above a field describes it, and the comment behind a field says what None means.
-    Fields without a comment are flags, which server/cli/serve.py describes.
-    """
+class ModelSettings(BaseModel, PoolSettings, frozen=True):
+    """The settings of one base model, with comments as in PoolSettings."""
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str = ""
-    model_name: str | None = None
-    engines: int = Field(1, ge=1, le=MAX_ENGINES)
-    max_engines: int | None = Field(None, ge=1, le=MAX_ENGINES)
-    # Seconds within which 9 of 10 first tokens should come; where they come later, another engine
-    # is started, up to max_engines.
-    slo_first_token_s: float = Field(2.0, gt=0)
-    # Seconds without an admitted request after which the model's engines end and let go of their
-    # memory; the next one starts them again.
-    sleep_after_s: float | None = Field(None, gt=0)  # default: never
-    # Seconds that a request waits for the engines of a model that slept, before it is refused with
-    # 503; 0 refuses at once.
-    wake_timeout_s: float = Field(30.0, ge=0)
     # GPUs of this machine, as CUDA_VISIBLE_DEVICES names them, which the model's engines take in
     # this order; models that name the same GPU share it. By default the next ones that are free.
     gpus: tuple[str, ...] | None = None
@@ -86,24 +68,15 @@ class ModelSettings(BaseModel, EngineSettings, frozen=True):
         return value
 
     @property
-    def most_engines(self) -> int:
-        """How many engines may run at once."""
-        return self.max_engines or self.engines
-
-    @property
     def most_processes(self) -> int:
         """How many processes the engines may have at once."""
         return self.most_engines * self.tensor_parallel_size
 
-    @property
-    def model_id(self) -> str:
-        return self.model_name or Path(self.model).name
-
 
 _FOR_ALL = {
     "max_skips", "scheduling_policy", "prefetch_per_tenant", "fetch_timeout_s", "max_fetches",
-    "max_pinned_share", "leave_timeout_s", "damaged_journal",
+    "max_pinned_share", "leave_timeout_s", "damaged_journal", "max_queue_share", "gateways",
 }  # fmt: skip
-"""Settings that the engines of all base models share."""
+"""Settings that all base models share."""
 MODEL_FIELDS = ModelSettings.model_fields.keys() - _FOR_ALL
 """Names of the settings that each base model may have for itself."""

@@ -54,9 +54,6 @@ class Settings(ModelSettings, frozen=True):
     port: int = Field(8000, ge=0, le=65535)
     database_url: str | None = None
     storage: str | None = None
-    # Gateway processes, which take connections from the same port; several need PostgreSQL and
-    # Redis.
-    gateways: int = Field(1, ge=1, le=64)
     redis_url: str | None = None
     # Seconds that one call to Redis may take; after a slower one, each gateway counts its own share
     # of the limits.
@@ -89,10 +86,6 @@ class Settings(ModelSettings, frozen=True):
     # How much a prompt token that the prefix cache had counts against tokens_per_minute: 1, as much
     # as any other; 0, nothing.
     cached_token_weight: float = Field(1.0, ge=0, le=1)
-    # Share of the engines' queues (max_waiting each), of the room that other tenants leave in them,
-    # that a tenant without a share of its own may hold. Each of several gateways has an equal part
-    # of the queues for its requests.
-    max_queue_share: float = Field(0.5, gt=0, le=1)
 
     # Seconds that the engine has for a request; then the request ends with the tokens it has.
     request_timeout_s: float = Field(120.0, gt=0)

@@ -25,6 +25,7 @@ from server.database.clock import now_ms
 from server.pool.autoscaler import SLO_SHARE, Autoscaler, pool_figures
 from server.pool.control_files import WantedEngines, wanted_file
 from server.pool.first_tokens import FirstTokens
+from server.pool.pool_settings import PoolSettings
 from server.pool.running import Running
 
 if TYPE_CHECKING:
@@ -55,28 +56,6 @@ class Decision:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperConfig:
-    """Bounds of a pool.   model: the name of its base model.
-
-    least, most: engines while it is awake.   slo_first_token_s: see `Autoscaler`.
-    sleep_after_s: seconds without a request after which the engines end; None: never.
-    wake_timeout_s: the longest wait of a request for engines to come.
-    max_waiting: most requests that wait for that; a tenant has `max_share` of them.
-    is_alone: whether this machine has no other gateway.
-    """
-
-    model: str
-    least: int = 1
-    most: int = 1
-    slo_first_token_s: float = 2.0
-    sleep_after_s: float | None = None
-    wake_timeout_s: float = 30.0
-    max_waiting: int = 1024
-    max_share: float = 0.5
-    is_alone: bool = True
-
-
 class Waking:
     """How engines come for requests that wait for them.
 
@@ -84,9 +63,9 @@ class Waking:
     """
 
     def __init__(
-        self, config: KeeperConfig, is_ready: Callable[[], bool], clock: Callable[[], float]
+        self, settings: PoolSettings, is_ready: Callable[[], bool], clock: Callable[[], float]
     ) -> None:
-        self._config = config
+        self._settings = settings
         self._is_ready = is_ready
         self._clock = clock
         self._since: float | None = None
@@ -120,17 +99,17 @@ class Waking:
         """Return once an engine takes requests. Raises Unavailable if the model did not wake in
         time, and Overloaded if no more requests, of the tenant or of all, may wait for that.
         """
-        share = max(1, math.floor(self._config.max_share * self._config.max_waiting))
-        if self._waiting[tenant_id] >= share or self._waiting.total() >= self._config.max_waiting:
+        share = max(1, math.floor(self._settings.max_queue_share * self._settings.max_waiting))
+        if self._waiting[tenant_id] >= share or self._waiting.total() >= self._settings.max_waiting:
             raise Overloaded
         self._waiting[tenant_id] += 1
-        deadline = self._clock() + self._config.wake_timeout_s
+        deadline = self._clock() + self._settings.wake_timeout_s
         try:
             while not self.look():
                 if (now_s := self._clock()) >= deadline:
                     since = now_s if self._since is None else self._since
                     raise Unavailable(
-                        f"The base model {self._config.model} had gone to sleep and is being "
+                        f"The base model {self._settings.model_id} had gone to sleep and is being "
                         "started. Send the request again after the time in Retry-After. Nothing "
                         "was billed.",
                         code="model_waking",
@@ -155,7 +134,7 @@ class Keeper:
         engines: "Engines",
         running: Running,
         home: Path,
-        config: KeeperConfig,
+        settings: PoolSettings,
         clock: Callable[[], float] = time.monotonic,
         *,
         number: int = 1,
@@ -165,21 +144,21 @@ class Keeper:
         self._engines = engines
         self._running = running
         self._file = wanted_file(home, number)
-        self._config = config
+        self._settings = settings
         self._clock = clock
         self._told = self._file.latest()
         in_force = WantedEngines(home).latest()
         self._autoscaler = Autoscaler(
-            least=config.least,
-            most=config.most,
-            wanted=in_force or config.least,
-            slo_first_token_s=config.slo_first_token_s,
+            least=settings.engines,
+            most=settings.most_engines,
+            wanted=in_force or settings.engines,
+            slo_first_token_s=settings.slo_first_token_s,
         )
-        sleeps = in_force == 0 and config.sleep_after_s is not None
+        sleeps = in_force == 0 and settings.sleep_after_s is not None
         self.state: KeeperState = "asleep" if sleeps else "awake"
         self._has_successor = False
         self._asked_at = clock()
-        self._waking = Waking(config, lambda: engines.is_ready, clock)
+        self._waking = Waking(settings, lambda: engines.is_ready, clock)
         self._num_visits = 0
 
     @property
@@ -200,7 +179,8 @@ class Keeper:
         keeps nothing awake. Raises Unavailable if the pool is closed.
         """
         if self.state == "closed":
-            message = f"The base model {self._config.model} takes no requests now; its operator has"
+            name = self._settings.model_id
+            message = f"The base model {name} takes no requests now; its operator has"
             message += " drained it."
             raise Unavailable(message, code="model_drained", retry_after_s=30.0)
         self._num_visits += 1
@@ -249,7 +229,7 @@ class Keeper:
 
     def leave(self) -> None:
         """Want nothing any more, as the gateway ends and others decide."""
-        if not self._config.is_alone:
+        if self._settings.gateways > 1:
             self._file.path.unlink(missing_ok=True)
 
     # ---- the background task ----
@@ -269,7 +249,7 @@ class Keeper:
             self._waking.look()
         if self._has_successor and self._is_idle(_GRACE_S):
             self.state = "closed"
-        elif self.state == "awake" and self._is_idle(self._config.sleep_after_s):
+        elif self.state == "awake" and self._is_idle(self._settings.sleep_after_s):
             self.state = "asleep"
         if self.state == "awake":
             wanted = self._awake_number()
@@ -283,21 +263,21 @@ class Keeper:
         return after_s is not None and self._clock() - self._asked_at >= after_s
 
     def _awake_number(self) -> int:
-        if self._config.most == self._config.least:
-            return self._config.least
+        if self._settings.most_engines == self._settings.engines:
+            return self._settings.engines
         first_token_s = self.first_tokens.percentile_s(SLO_SHARE)
         figures = pool_figures(self._engines.figures(), first_token_s)
         return self._autoscaler.decide(self._clock(), figures)
 
     def _why_none(self) -> str:
         if self.state == "asleep":
-            return f"nobody asked for it for {self._config.sleep_after_s:.0f} s"
+            return f"nobody asked for it for {self._settings.sleep_after_s:.0f} s"
         return "a successor takes its requests" if self._has_successor else "it is called off"
 
     def _tell(self, wanted: int, reason: str) -> None:
         # Without a file of any gateway the placer starts the least number by itself.
-        is_least = self._told is None and wanted == self._config.least
-        if wanted == self._told or (is_least and self._config.is_alone):
+        is_least = self._told is None and wanted == self._settings.engines
+        if wanted == self._told or (is_least and self._settings.gateways == 1):
             return
         logger.info("%s: %d engines are wanted", self._file.path.parents[1].name, wanted)
         try:

@@ -9,7 +9,8 @@ from server.api.gateway import Gateway
 from server.launch.settings import Settings
 from server.pool.control_files import BaseEntry
 from server.pool.engines import EngineFigures
-from server.pool.keeper import Keeper, KeeperConfig
+from server.pool.keeper import Keeper
+from server.pool.pool_settings import PoolSettings
 
 
 def demo_entries(settings: Settings) -> list[BaseEntry]:
@@ -30,7 +31,7 @@ def change_base(gateway: Gateway, **changes: Any) -> None:
     if "engines" in changes:
         home = Path(base.home)
         changes["keeper"] = Keeper(
-            changes["engines"], base.running, home, KeeperConfig(model="base")
+            changes["engines"], base.running, home, PoolSettings(model="base")
         )
     gateway.bases.add(replace(base, **changes))
 

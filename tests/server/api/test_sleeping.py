@@ -6,12 +6,13 @@ import pytest
 
 from server.limits.memory import MemoryLimiter
 from server.pool.control_files import WantedEngines
-from server.pool.keeper import Keeper, KeeperConfig
+from server.pool.keeper import Keeper
+from server.pool.pool_settings import PoolSettings
 from tests.server.bases import change_base
 from tests.server.factories import NOW_MS, limit_budget
 from tests.server.in_process import InProcess
 
-CONFIG = KeeperConfig(model="base", sleep_after_s=60.0, wake_timeout_s=0.0)
+CONFIG = PoolSettings(model="base", sleep_after_s=60.0, wake_timeout_s=0.0)
 LONG_CHAT = [{"role": "user", "content": "Good day to you. " * 300}]
 
 

@@ -16,7 +16,8 @@ from server.inference.base_follower import MAX_MODELS, BaseFollower
 from server.inference.bases import Bases
 from server.inference.served_base import ServedBase
 from server.pool.control_files import BaseEntry, ModelChanges, bases_file, changes_file, wanted_file
-from server.pool.keeper import Keeper, KeeperConfig
+from server.pool.keeper import Keeper
+from server.pool.pool_settings import PoolSettings
 from server.pool.running import Running, RunningRequest
 from tests.server.fake_engines import FakeEngines
 
@@ -61,7 +62,7 @@ class World:
         nothing: Any = None
         return ServedBase(
             entry.home, model, nothing, nothing, engines, running, nothing, nothing,
-            Keeper(engines, running, home, KeeperConfig(model="base"), lambda: self.now_s),
+            Keeper(engines, running, home, PoolSettings(model="base"), lambda: self.now_s),
         )  # fmt: skip
 
     def entry(self, name: str, number: int = 1, **fields: Any) -> BaseEntry:

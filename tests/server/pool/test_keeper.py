@@ -16,12 +16,12 @@ from server.pool.control_files import WantedEngines, wanted_file
 from server.pool.keeper import (
     MAX_DECISIONS,
     Keeper,
-    KeeperConfig,
 )
+from server.pool.pool_settings import PoolSettings
 from server.pool.running import Running, RunningRequest
 
-CONFIG = KeeperConfig(
-    model="base", sleep_after_s=60.0, wake_timeout_s=10.0, max_waiting=4, max_share=0.5
+CONFIG = PoolSettings(
+    model="base", sleep_after_s=60.0, wake_timeout_s=10.0, max_waiting=4, max_queue_share=0.5
 )
 
 
@@ -153,7 +153,7 @@ def test_a_waiting_request_goes_on_when_an_engine_is_there_and_the_next_is_told_
     asyncio.run(ask())
     world.fall_asleep()
     impatient = replace(CONFIG, wake_timeout_s=0.0)
-    world.keeper._waking._config = impatient
+    world.keeper._waking._settings = impatient
     with pytest.raises(Unavailable, match="base had gone to sleep") as refused:
         asyncio.run(world.keeper.wake("ten"))
     assert refused.value.retry_after_s == 4.0
@@ -200,7 +200,7 @@ async def test_an_engine_that_may_have_been_told_to_go_is_doubted_for_a_moment(w
 
 
 def test_how_long_a_start_took_is_known_although_nobody_waited_for_it(world):
-    world.keeper._waking._config = replace(CONFIG, wake_timeout_s=0.0)
+    world.keeper._waking._settings = replace(CONFIG, wake_timeout_s=0.0)
     world.fall_asleep()
     with pytest.raises(Unavailable, match="base had gone to sleep"):
         asyncio.run(world.keeper.wake("ten"))
@@ -281,7 +281,7 @@ def test_a_damaged_file_is_written_anew(tmp_path):
 def test_a_gateway_that_starts_goes_on_with_the_number_that_was_wanted(tmp_path):
     (tmp_path / "home").mkdir()
     wanted_file(tmp_path / "home").write(3)
-    world = World(tmp_path / "home", KeeperConfig(model="base", most=4))
+    world = World(tmp_path / "home", PoolSettings(model="base", max_engines=4))
     world.pass_time(1)
     assert world.wanted == 3
 
@@ -343,7 +343,7 @@ def test_of_several_gateways_the_one_that_wants_most_decides_and_one_that_leaves
     tmp_path,
 ):
     home = tmp_path / "home"
-    several = replace(CONFIG, is_alone=False)
+    several = replace(CONFIG, gateways=2)
     idle = World(home, several)
     engines = SimpleNamespace(is_ready=True, figures=lambda: [])
     running, begun = Running(), request()
