@@ -35,7 +35,7 @@ def audit(
         return
     from server.billing.audit.report import report_body
     from server.billing.audit.run import audit as run_audit
-    from server.launch.local_pool import engine_folders
+    from server.launch.engine_folders import engine_folders
 
     engine_dirs = engine_folders(data_dir)
     with open_beside(data_dir, database_url) as database, _telling() as tell:
@@ -68,7 +68,7 @@ def acknowledge(
     from server.billing.audit.run import audit as run_audit
     from server.billing.receipts.signing import Signer
     from server.database.clock import now_ms
-    from server.launch.local_pool import engine_folders
+    from server.launch.engine_folders import engine_folders
     from server.launch.secrets import SecretError, Secrets
 
     engines = engine_folders(data_dir)

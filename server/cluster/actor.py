@@ -16,8 +16,9 @@ import ray.util
 
 from engine.wire.tcp import ADDRESS_FILE
 from server.cluster.pool import Placed, Pool, Role
-from server.launch.engine_template import EngineTemplate, Kind
-from server.launch.local_pool import engine_name
+from server.launch.children import Kind
+from server.launch.engine_folders import engine_name
+from server.launch.engine_template import EngineTemplate
 from server.launch.supervisor import Backoff, SupervisorConfig, die_with_parent
 from server.text.json_object import JsonObject
 

@@ -25,8 +25,8 @@ import ray.util
 from engine.leaving import is_settled
 from server.cluster.actor import EngineActor
 from server.cluster.pool import Placed, Pool, Role, first_line
-from server.launch.engine_template import Kind
-from server.launch.local_pool import engine_name
+from server.launch.children import Kind
+from server.launch.engine_folders import engine_name
 from server.pool.control_files import MAX_ENGINES
 from server.text.json_object import JsonObject
 

@@ -19,8 +19,8 @@ from urllib.parse import unquote, urlparse
 from engine.leaving import is_settled
 from lora import log_lines
 from registry.base.base_model import BaseModel, UnsupportedBaseModel
-from server.launch.children import base_revision_of, engine_child, fetcher_child, write_private
-from server.launch.engine_template import EngineTemplate, Kind
+from server.launch.children import Kind, engine_child, fetcher_child
+from server.launch.engine_template import EngineTemplate
 from server.launch.errors import ServeError
 from server.launch.homes import MAX_SOCKET_PATH
 from server.launch.model_folder import find_model
@@ -79,21 +79,9 @@ def prepare(node: Node, template: EngineTemplate) -> list[ChildSpec]:
         config["model_dir"] = str(_check_model(node, template))
         _check_storage(template.storage, node)
     path = node.pool_dir / f"{node.folder.name}.json"
-    if node.kind == "retired":
-        config["base_revision"] = base_revision_of(path) or config["base_revision"]
-    write_private(path, config)
-    engine = engine_child(node.folder.name, template.modules[node.kind], path, config["threads"])
+    engine = engine_child(node.folder.name, node.kind, path, config)
     engine = replace(engine, stop_timeout_s=template.stop_timeout_s)
-    if node.kind == "retired":
-        return [engine]
-    fetcher = fetcher_child(
-        socket=node.local / "fetch.sock",
-        storage=template.storage,
-        cache=node.local / "adapters",
-        quota_bytes=config["disk_cache_bytes"],
-        max_fetches=config["max_fetches"],
-    )
-    return [fetcher, engine]
+    return [engine] if node.kind == "retired" else [fetcher_child(config, template.storage), engine]
 
 
 def _check_local(local: Path) -> None:

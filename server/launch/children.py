@@ -9,6 +9,7 @@ import os
 import secrets
 import sys
 from pathlib import Path
+from typing import Literal
 
 from server.launch.supervisor import ChildSpec
 from server.text.json_object import JsonObject
@@ -20,24 +21,25 @@ FIRST_BEAT_S = 300.0
 """Longest time from a start to the first beat: imports come first, from a disk that may be slow."""
 GATEWAY_ONLY = ("CHORALE_", "PG", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_", "OTEL_")
 
+Kind = Literal["engine", "retired"]
+"""Process that runs in an engine's folder: the engine, or one without a model that lets the journal
+of an engine that has left be settled.
+"""
+
 
 def fetcher_child(
-    name: str = "fetcher",
-    *,
-    socket: Path,
-    storage: str,
-    cache: Path,
-    quota_bytes: int,
-    max_fetches: int,
-    reserve_bytes: int | None = None,
+    config: JsonObject, storage: str, name: str = "fetcher", reserve_bytes: int | None = None
 ) -> ChildSpec:
     """The fetcher's process. The object store's credentials are the only ones it sees.
 
-    reserve_bytes: what it leaves free on the disk; None for the default of FreeSpace.
+    config: of its engines.   reserve_bytes: what it leaves free on the disk; None for the default
+    of FreeSpace.
     """
     command: tuple[str, ...] = (
-        sys.executable, "-m", "lora.fetch", "--socket", str(socket), "--storage", storage,
-        "--cache", str(cache), "--quota-bytes", str(quota_bytes), "--max-fetches", str(max_fetches),
+        sys.executable, "-m", "lora.fetch", "--socket", config["fetcher_socket"],
+        "--storage", storage, "--cache", config["adapter_cache_dir"],
+        "--quota-bytes", str(config["disk_cache_bytes"]),
+        "--max-fetches", str(config["max_fetches"]),
     )  # fmt: skip
     if reserve_bytes is not None:
         command += ("--reserve-bytes", str(reserve_bytes))
@@ -45,9 +47,18 @@ def fetcher_child(
     return ChildSpec(name, command, own, first_beat_s=FIRST_BEAT_S)
 
 
-def engine_child(name: str, module: str, config_path: Path, threads: int) -> ChildSpec:
-    """An engine's process, which sees no credentials."""
-    command = (sys.executable, "-m", module, str(config_path))
+def engine_child(name: str, kind: Kind, path: Path, config: JsonObject) -> ChildSpec:
+    """An engine's process, which sees no credentials.   path: where its configuration is written.
+
+    config: fields of engine.config.EngineConfig by name, since the engine reads them from a file.
+    """
+    module, threads = "engine", config["threads"]
+    if kind == "retired":
+        module, threads = "engine.retired", 1
+        # The engine's open requests ran on the model that it was started with.
+        config = {**config, "base_revision": base_revision_of(path) or config["base_revision"]}
+    write_private(path, config)
+    command = (sys.executable, "-m", module, str(path))
     own = environment(without=(*GATEWAY_ONLY, *STORE_CREDENTIALS, *CLUSTER))
     own["OMP_NUM_THREADS"] = str(threads)
     return ChildSpec(name, command, own, stage=1, first_beat_s=FIRST_BEAT_S)

@@ -4,17 +4,11 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from server.launch.children import write_private
 from server.text.json_object import JsonObject
-
-Kind = Literal["engine", "retired"]
-"""Process that an actor runs in an engine's folder: the engine, or one without a model that lets
-the journal of an engine that has left be settled.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +16,7 @@ class EngineTemplate:
     """The start parameters of all engines of a pool; a file in the pool's folder, mode 0600.
 
     model: a folder, or a hub id.   config: the fields of engine.config.EngineConfig but for those
-    that a node gives.   modules: Python module to run, by kind.   stop_timeout_s: seconds between
-    SIGTERM and SIGKILL.
+    that a node gives.   stop_timeout_s: seconds between SIGTERM and SIGKILL.
     """
 
     model: str
@@ -31,7 +24,6 @@ class EngineTemplate:
     config: JsonObject
     storage: str
     stop_timeout_s: float
-    modules: dict[Kind, str]
 
     @property
     def template_id(self) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
+from server.launch.engine_folders import engine_name
 from server.launch.errors import ServeError
-from server.launch.local_pool import engine_name
 from server.pool.control_files import numbered
 
 MAX_SOCKET_PATH = 100

@@ -1,32 +1,37 @@
-"""The processes of one base model on this machine: a fetcher, engines, stand-ins for engines."""
+"""The processes of base models on this machine: fetchers, engines, stand-ins for engines.
+
+The engine with the highest number leaves first. An engine that left, or was killed while leaving,
+or ran when more engines were configured, leaves a journal: until all of it is settled, a process
+without a model stands in the engine's place (`engine.retired`).
+"""
 
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
-from server.launch.children import base_revision_of, engine_child, fetcher_child, write_private
+from engine.wire.endpoint import Endpoint
+from server.launch.children import Kind, engine_child, fetcher_child
+from server.launch.engine_folders import engine_name, unsettled_engines
 from server.launch.gpus import VARIABLE as GPUS_VARIABLE
 from server.launch.gpus import share_of, visible_gpus
 from server.launch.homes import Home
 from server.launch.loaded_base import LoadedBase
-from server.launch.local_pool import LocalPool, MakeChild, engine_name, unsettled_engines
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
+from server.pool.control_files import Member, WantedEngines, members_file
 from server.text.json_object import JsonObject
 
-RETIRED = "engine.retired"
-"""Module that stands in an engine's place."""
 _KILL_S = 5.0
 """Seconds beyond the time limit of its own shutdown after which an engine is killed."""
 
 
 class ThisMachine:
-    """The place of engines that run on this machine.   module: Python module of the engine."""
+    """The place of engines that run on this machine."""
 
     heads: Sequence[ChildSpec] = ()
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    def __init__(self) -> None:
         self._engine_config: JsonObject = {}
 
     @property
@@ -34,75 +39,81 @@ class ThisMachine:
         """The GPUs that engines may take."""
         return visible_gpus(os.environ)
 
-    def run(self, model: LoadedBase, home: Home, gpus: Sequence[str]) -> LocalPool:
+    def run(self, model: LoadedBase, home: Home, gpus: Sequence[str]) -> "LocalEngines":
         """Write the files of a base model's engines. Raises OSError.
 
         gpus: those of all engines; empty where a single engine takes what it finds, or on a CPU.
         """
-        settings, config = model.settings, model.write_engine_config(home)
+        config = model.write_engine_config(home)
         self._engine_config = self._engine_config or config
+        return LocalEngines(home, config, model.settings, gpus)
 
-        def make_engine(number: int) -> ChildSpec:
-            folder = home.folder / engine_name(number)
-            folder.mkdir(exist_ok=True)
-            path = home.engine_config(number)
-            write_private(path, {**config, "data_dir": str(folder)})
-            name = home.prefix + engine_name(number)
-            child = engine_child(name, self._module, path, settings.threads)
-            share = share_of(number, settings.tensor_parallel_size, gpus)
-            own_gpus = {GPUS_VARIABLE: share} if gpus else {}
-            return replace(
-                child,
-                environment={**child.environment, **own_gpus},
-                leave_timeout_s=settings.leave_timeout_s + _KILL_S,
-            )
-
-        return LocalPool(
-            home.folder,
-            prefix=home.prefix,
-            least=settings.engines,
-            most=settings.most_engines,
-            make_engine=make_engine,
-            make_retired=_maker_of_retired(home, config),
-            fetcher=_fetcher(settings, home),
-        )
-
-    def settle(self, home: Home) -> LocalPool | None:
+    def settle(self, home: Home) -> "LocalEngines | None":
         """Stand-ins for the engines of a home without a model; None if all journals are settled.
 
         Call it after `run`, since they take settings from a base model that runs.
         """
-        if not unsettled_engines(home.folder):
-            return None
-        make_retired = _maker_of_retired(home, self._engine_config)
-        return LocalPool(
-            home.folder,
-            prefix=home.prefix,
-            least=0,
-            most=0,
-            make_engine=make_retired,  # there is none to make
-            make_retired=make_retired,
+        is_settled = not unsettled_engines(home.folder)
+        return None if is_settled else LocalEngines(home, self._engine_config)
+
+
+class LocalEngines:
+    """The processes of one base model; the supervisor calls this at every poll.
+
+    config: that of its engines.   settings: of the base model, whose bounds hold whatever number
+    the gateway wants, but for 0: then there is no engine, and stand-ins only until all journals are
+    settled. None: there is no model.   gpus: those of all engines.
+    is_at_rest: whether no engine was wanted at the last call, and no journal was left to settle.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        config: JsonObject,
+        settings: Settings | None = None,
+        gpus: Sequence[str] = (),
+    ) -> None:
+        self._home = home
+        self._config = config
+        self._settings = settings
+        self._gpus = gpus
+        self._fetchers: list[ChildSpec] = []
+        if settings:
+            name, reserve_bytes = f"{home.prefix}fetcher", settings.disk_reserve_bytes
+            self._fetchers = [fetcher_child(config, settings.storage_url, name, reserve_bytes)]
+        self._child = cache(self._make)
+        self._wanted = WantedEngines(home.folder)
+        self._members = members_file(home.folder)
+        self.is_at_rest = False
+
+    def __call__(self) -> list[ChildSpec]:
+        """The children that should run now. The list of members for gateways is written first."""
+        one = self._settings
+        num_engines = self._wanted.within(one.engines, one.most_engines) if one else 0
+        engines = range(1, num_engines + 1)
+        retired = [it for it in unsettled_engines(self._home.folder) if it > num_engines]
+        self._members.keep(tuple(map(self._member, (*engines, *retired))))
+        self.is_at_rest = not self._members.content
+        made = [self._child(number, "engine") for number in engines]
+        return [*self._fetchers, *made, *(self._child(number, "retired") for number in retired)]
+
+    def _member(self, number: int) -> Member:
+        name = engine_name(number)
+        endpoint = Endpoint.of_socket(self._home.folder / name / "engine.sock")
+        return Member(self._home.prefix + name, endpoint.address)
+
+    def _make(self, number: int, kind: Kind) -> ChildSpec:
+        """Make a child, with its folder and its configuration; this is done once for each."""
+        name, path = engine_name(number), self._home.engine_config(number)
+        folder = self._home.folder / name
+        folder.mkdir(exist_ok=True)
+        config = {**self._config, "data_dir": str(folder)}
+        child = engine_child(self._home.prefix + name, kind, path, config)
+        one = self._settings
+        if kind == "retired" or one is None:
+            return child
+        share = share_of(number, one.tensor_parallel_size, self._gpus)
+        environment = {**child.environment, **({GPUS_VARIABLE: share} if share else {})}
+        return replace(
+            child, environment=environment, leave_timeout_s=one.leave_timeout_s + _KILL_S
         )
-
-
-def _maker_of_retired(home: Home, config: JsonObject) -> MakeChild:
-    def make_retired(number: int) -> ChildSpec:
-        name, path = engine_name(number), home.engine_config(number)
-        # The engine's open requests ran on the model that it was started with.
-        ran_on = {"base_revision": base_revision_of(path) or config["base_revision"]}
-        write_private(path, {**config, "data_dir": str(home.folder / name), **ran_on})
-        return engine_child(home.prefix + name, RETIRED, path, threads=1)
-
-    return make_retired
-
-
-def _fetcher(settings: Settings, home: Home) -> ChildSpec:
-    return fetcher_child(
-        f"{home.prefix}fetcher",
-        socket=home.fetcher_socket,
-        storage=settings.storage_url,
-        cache=home.folder / "cache" / "adapters",
-        quota_bytes=settings.disk_cache_bytes,
-        max_fetches=settings.max_fetches,
-        reserve_bytes=settings.disk_reserve_bytes,
-    )

@@ -9,11 +9,9 @@ from pathlib import Path
 import msgspec
 
 from server.launch.children import GATEWAY_ONLY, environment, write_private
-from server.launch.engine_template import Kind
+from server.launch.engine_folders import unsettled_engines
 from server.launch.homes import Home
 from server.launch.loaded_base import LoadedBase
-from server.launch.local_engines import RETIRED
-from server.launch.local_pool import unsettled_engines
 from server.launch.placer_config import (
     PlacerConfig,
     address_file,
@@ -59,19 +57,18 @@ class PlacedEngines:
 class RayCluster:
     """The place of engines that run on a Ray cluster, which assigns their GPUs itself.
 
-    settings: of the server.   module: Python module of the engine. Raises OSError.
+    settings: of the server. Raises OSError.
     """
 
     gpus: Sequence[str] = ()
 
-    def __init__(self, settings: Settings, keys: PoolKeys, module: str) -> None:
+    def __init__(self, settings: Settings, keys: PoolKeys) -> None:
         self._cluster = cluster_of(settings.ray or "auto", settings.data_dir)
         token = secrets.token_hex(32) if self._cluster["address_file"] else ""
         self._environment = ray_environment(environment(without=GATEWAY_ONLY), token)
         # A placer that found the address of an earlier cluster would fail.
         address_file(settings.data_dir).unlink(missing_ok=True)
         self._keys = keys
-        self._modules: Mapping[Kind, str] = {"engine": module, "retired": RETIRED}
 
     @property
     def heads(self) -> list[ChildSpec]:
@@ -88,7 +85,7 @@ class RayCluster:
             # The folder is made now, since nodes check that it exists before anything is stored.
             (settings.data_dir / "objects").mkdir(exist_ok=True)
         engine_config = model.write_engine_config(home)
-        config = PlacerConfig.of(settings, self._keys, engine_config, self._modules, home)
+        config = PlacerConfig.of(settings, self._keys, engine_config, home)
         write_private(config_path(home), asdict(config))
         return PlacedEngines(home, Path(config.pool_dir), self._environment)
 

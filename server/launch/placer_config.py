@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from server.launch.engine_template import EngineTemplate, Kind
+from server.launch.engine_template import EngineTemplate
 from server.launch.homes import Home
 from server.launch.settings import Settings
 from server.pool.keys import PoolKeys
@@ -43,12 +43,7 @@ class PlacerConfig:
 
     @classmethod
     def of(
-        cls,
-        settings: Settings,
-        keys: PoolKeys,
-        engine_config: JsonObject,
-        modules: Mapping[Kind, str],
-        home: Home,
+        cls, settings: Settings, keys: PoolKeys, engine_config: JsonObject, home: Home
     ) -> "PlacerConfig":
         """Derive the configuration from the settings of one base model.
 
@@ -64,7 +59,6 @@ class PlacerConfig:
             config=engine_config | curve,
             storage=settings.storage_url,
             stop_timeout_s=settings.leave_timeout_s + _KILL_S,
-            modules=dict(modules),
         )
         return cls(
             **cluster_of(settings.ray, settings.data_dir),

@@ -38,18 +38,17 @@ def resolve_settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"data_dir": data_dir, "port": port, **others})
 
 
-def prepare(settings: Settings, *, engine_module: str = "engine") -> SupervisedBases:
+def prepare(settings: Settings) -> SupervisedBases:
     """Write the files that the processes read at start. Returns what the supervisor runs.
 
-    settings: as `resolve_settings` returns them.   engine_module: tests replace it.
-    Raises ServeError, ExtraMissing.
+    settings: as `resolve_settings` returns them. Raises ServeError, ExtraMissing.
     """
     _check_extras(settings)
     data_dir = settings.data_dir
     secrets = Secrets.load(data_dir, may_make=not shares_parts(settings))
-    place: Place = ThisMachine(engine_module)
+    place: Place = ThisMachine()
     if settings.ray is not None:
-        place = RayCluster(settings, PoolKeys.of(secrets.pepper), engine_module)
+        place = RayCluster(settings, PoolKeys.of(secrets.pepper))
     return SupervisedBases(settings, place, Gateways(settings))
 
 

@@ -14,7 +14,7 @@ import httpx
 
 from server.billing.audit.run import audit
 from server.database.database import Database
-from server.launch.local_pool import engine_folders
+from server.launch.engine_folders import engine_folders
 from tests.e2e.stack import Stack, Tenant
 from tests.oracle import greedy, merged_model
 from tests.tiny_models import save_adapter, save_model

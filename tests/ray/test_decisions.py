@@ -57,7 +57,7 @@ def make_config(tmp_path, **changes):
     engine_config = {"base_revision": "base-1", "vocabulary_path": str(tmp_path / "vocabulary")}
     settings = settings.model_copy(update=changes)
     home = Home(tmp_path)
-    return PlacerConfig.of(settings, KEYS, engine_config, {"engine": "engine"}, home)
+    return PlacerConfig.of(settings, KEYS, engine_config, home)
 
 
 # ---- the placer ----

@@ -94,7 +94,7 @@ def check_problems(url: str, admin_key: str | None, data_dir: Path) -> Finding |
 def check_journals(data_dir: Path) -> Finding:
     """Whether a segment of a journal was set aside."""
     from engine.journal.lines import SET_ASIDE
-    from server.launch.local_pool import engine_folders
+    from server.launch.engine_folders import engine_folders
 
     folders = engine_folders(data_dir)
     damaged = [path for folder in folders for path in folder.glob(f"journal/*{SET_ASIDE}")]

@@ -189,7 +189,7 @@ def test_gateways_of_one_pool_keep_their_journals_in_one_place(config):
 def test_the_pools_folder_is_the_gateways_own_where_no_other_is_named(settings, tmp_path):
     def pool_dir(settings):
         home = Home(settings.data_dir)
-        return PlacerConfig.of(settings, KEYS, {"base_revision": "b"}, {}, home).pool_dir
+        return PlacerConfig.of(settings, KEYS, {"base_revision": "b"}, home).pool_dir
 
     assert pool_dir(settings) == str(settings.data_dir)
     shared = resolve_settings(settings.model_copy(update={"pool_dir": tmp_path / "a" / ".." / "b"}))
@@ -235,7 +235,7 @@ def test_what_an_earlier_pool_left_is_settled_by_its_own_placer_on_the_cluster_o
     settings, config
 ):
     moved = settings.model_copy(update={"ray": "10.0.0.1:6379"})
-    home, place = Home(settings.data_dir), RayCluster(moved, KEYS, "engine")
+    home, place = Home(settings.data_dir), RayCluster(moved, KEYS)
     assert place.settle(home) is None, "there is no journal"
     (Path(config.pool_dir) / "engine" / "journal").mkdir()
     (placer,) = place.settle(home)()

@@ -53,7 +53,7 @@ class World:
         self._work.clear()
         self.bases = SupervisedBases(
             self.settings(*tables, **given),
-            ThisMachine("engine"),
+            ThisMachine(),
             lambda: [GATEWAY],
             load=lambda settings: self.load(settings),
             start=self._work.append,

@@ -5,25 +5,20 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engine.leaving import forget_settled, is_settled, mark_settled
-from server.launch.local_pool import LocalPool, engine_folders, engine_name
-from server.launch.supervisor import ChildSpec
+from server.launch.engine_folders import engine_folders, engine_name
+from server.launch.homes import Home
+from server.launch.local_engines import LocalEngines
+from server.launch.settings import Settings
 from server.pool.control_files import members_file, wanted_file
 
+CONFIG = {"fetcher_socket": "f", "adapter_cache_dir": "c", "disk_cache_bytes": 1, "max_fetches": 1}
+CONFIG |= {"threads": 1, "base_revision": "b"}
 
-def make_pool(data_dir, least=1, most=None, prefix=""):
+
+def make_pool(data_dir, least=1, most=None, slug=""):
     data_dir.mkdir(exist_ok=True)
-
-    def make(kind):
-        return lambda number: ChildSpec(engine_name(number), (kind,), {})
-
-    return LocalPool(
-        data_dir,
-        prefix=prefix,
-        least=least,
-        most=most or least,
-        make_engine=make("engine"),
-        make_retired=make("retired"),
-    )
+    settings = Settings(model="m", engines=least, max_engines=most, data_dir=data_dir)
+    return LocalEngines(Home(data_dir, slug), CONFIG, settings)
 
 
 def leave_journal(data_dir, number):
@@ -31,7 +26,8 @@ def leave_journal(data_dir, number):
 
 
 def wanted_of(pool):
-    return [f"{spec.name} {spec.command[0]}" for spec in pool()]
+    """Return the processes that should run beside the fetcher."""
+    return [f"{spec.name} {spec.command[2].removeprefix('engine.')}" for spec in pool()[1:]]
 
 
 def members(data_dir):
@@ -39,7 +35,7 @@ def members(data_dir):
 
 
 def test_members_of_another_home_have_its_prefix_and_their_folders_have_not(tmp_path):
-    pool = make_pool(tmp_path, least=2, prefix="slug.")
+    pool = make_pool(tmp_path, least=2, slug="slug")
     pool()
     assert members(tmp_path) == ["slug.engine", "slug.engine-2"]
     found = members_file(tmp_path).read()
@@ -88,11 +84,13 @@ def test_whoever_has_something_to_settle_is_planned_and_known(tmp_path_factory, 
             forget_settled(folder)
         elif what == "settle" and f"{folder.name} retired" in wanted_of(pool):
             mark_settled(folder)
-        specs = pool()
-        names = [spec.name for spec in specs]
+        specs = wanted_of(pool)
+        names = [spec.split()[0] for spec in specs]
         assert names == members(data_dir)
         assert len(set(names)) == len(names)
-        running = [spec.name for spec in specs if spec.command == ("engine",)]
+        running = [
+            name for name, spec in zip(names, specs, strict=True) if spec.endswith(" engine")
+        ]
         assert running == [engine_name(k + 1) for k in range(len(running))]
         assert len(running) == (min(max(wanted, least), most) if wanted else 0)
         assert pool.is_at_rest == (not specs)
