@@ -48,14 +48,7 @@ def list_adapters(
         say("There are no adapters yet: chorale adapters push DIR --name NAME")
 
 
-@api_command(app, "show")
-def show_adapter(client: Any, json: bool, name: Name) -> None:
-    """Show one adapter: aliases, pin, grants, and the passport of the version of alias latest."""
-    adapter = client.request("GET", adapter_path(name))
-    grants = client.request("GET", adapter_path(name, "grants"))["data"]
-    if json:
-        show_json({**adapter, "grants": grants})
-        return
+def _show(adapter: JsonObject) -> None:
     canaries = {alias: as_share(canary) for alias, canary in adapter["canaries"].items()}
     facts = [
         ("name", adapter["id"]),
@@ -63,12 +56,19 @@ def show_adapter(client: Any, json: bool, name: Name) -> None:
         ("aliases", adapter["aliases"]),
         ("canaries", canaries),
         *_pin(adapter["pin"]),
-        ("granted to", _tenants(grants, "accepted")),
-        ("offered to", _tenants(grants, "offered")),
+        ("granted to", _tenants(adapter["grants"], "accepted")),
+        ("offered to", _tenants(adapter["grants"], "offered")),
     ]
     show_facts("adapter", facts)
     if latest := adapter["latest"]:
         show_passport(latest["passport"], latest)
+
+
+@api_command(app, "show", show=_show)
+def show_adapter(client: Any, name: Name) -> Any:
+    """Show one adapter: aliases, pin, grants, and the passport of the version of alias latest."""
+    adapter = client.request("GET", adapter_path(name))
+    return {**adapter, "grants": client.request("GET", adapter_path(name, "grants"))["data"]}
 
 
 @api_command(

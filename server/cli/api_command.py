@@ -39,12 +39,14 @@ def api_command(
     *,
     operator: bool | Callable[[Given], bool] = False,
     show: Callable[[Any], None] | None = None,
+    **options: Any,
 ) -> Callable[[Ask], Ask]:
     """Add a command to `app`: a function of the client and of what the command was given.
 
     operator: whether the client has the admin key and not a tenant's, or a function that says so.
     show: prints what the function returns; with --json it is printed as JSON. Without `show` the
     function prints, and has a parameter `json` if there is such an option.
+    options: of the client, such as read_timeout_s.
     """
 
     def add(ask: Ask) -> Ask:
@@ -57,7 +59,9 @@ def api_command(
         ) -> None:  # fmt: skip
             is_operators = operator(given) if callable(operator) else operator
             reached = (
-                as_operator(url, admin_key, data_dir) if is_operators else as_tenant(url, api_key)
+                as_operator(url, admin_key, data_dir, **options)
+                if is_operators
+                else as_tenant(url, api_key, **options)
             )
             with reached as client:
                 found = ask(client, **given, **({"json": json} if takes_json else {}))

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from server.cli.api_command import api_command, table
-from server.cli.terminal import say, show_json
+from server.cli.terminal import say
 from server.cli.units import moment
 from server.text.json_object import JsonObject
 
@@ -48,25 +48,24 @@ def list_engines(client: Any) -> Any:
     return client.request("GET", "/admin/v1/engines")["data"]
 
 
-@api_command(app, "lost", operator=True)
+def _show_lost(found: JsonObject) -> None:
+    say(f"Voided {found['num_voided']} holds of {found['engine_id']}.")
+    if found["num_open"]:
+        say(f"{found['num_open']} more have not expired: say it again in some minutes.")
+
+
+@api_command(app, "lost", operator=True, show=_show_lost)
 def lose_engine(
     client: Any,
-    json: bool,
     engine_id: Annotated[
         str, typer.Argument(help="Id of the engine, as `chorale audit` names it.")
     ],
-) -> None:
+) -> Any:
     """Void the open holds of an engine whose journal is gone for good.
 
     Its requests that are not in the ledger yet become free of charge.
     """
-    found = client.request("POST", f"/admin/v1/engines/{engine_id}/lost")
-    if json:
-        show_json(found)
-        return
-    say(f"Voided {found['num_voided']} holds of {engine_id}.")
-    if found["num_open"]:
-        say(f"{found['num_open']} more have not expired: say it again in some minutes.")
+    return client.request("POST", f"/admin/v1/engines/{engine_id}/lost")
 
 
 @api_command(

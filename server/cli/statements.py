@@ -6,7 +6,7 @@ import typer
 
 from server.billing.rating import format_usd
 from server.cli.api_command import api_command, table
-from server.cli.terminal import show_facts, show_json, show_table
+from server.cli.terminal import show_facts, show_table
 from server.text.json_object import JsonObject
 
 app = typer.Typer(no_args_is_help=True, help="Monthly statements of what was charged.")
@@ -22,22 +22,12 @@ def list_statements(client: Any) -> Any:
     return client.request("GET", "/v1/statements")["data"]
 
 
-@api_command(app, "show")
-def show_statement(
-    client: Any,
-    json: bool,
-    period: Annotated[str, typer.Argument(help="Month of the statement, such as 2026-11.")],
-) -> None:
-    """Show a month's statement in dollars; --json prints what `chorale receipts verify` reads."""
-    found = client.request("GET", f"/v1/statements/{period}")
-    if json:
-        show_json(found)
-        return
+def _show(found: JsonObject) -> None:
     statement = _in_dollars(found["statement"])
     plain = {name: it for name, it in statement.items() if not isinstance(it, list | dict)}
     amounts = [{"amount": name, "usd": it} for name, it in plain.items() if name.endswith("_usd")]
     facts = [(name, it) for name, it in plain.items() if not name.endswith("_usd")]
-    show_facts(f"Statement {period}", [("status", found["status"]), *facts])
+    show_facts(f"Statement {statement['period']}", [("status", found["status"]), *facts])
     show_table(("amount", "usd"), amounts)
     kinds = [{"kind": kind, **_in_dollars(sums)} for kind, sums in statement["totals"].items()]
     show_table(("kind", "num_entries", "amount_usd"), kinds)
@@ -47,6 +37,15 @@ def show_statement(
     for name, columns in (("lines", _LINE), ("payments", _PAYMENT)):
         if rows := statement.get(name):
             show_table(columns, [_in_dollars(row) for row in rows])
+
+
+@api_command(app, "show", show=_show)
+def show_statement(
+    client: Any,
+    period: Annotated[str, typer.Argument(help="Month of the statement, such as 2026-11.")],
+) -> Any:
+    """Show a month's statement in dollars; --json prints what `chorale receipts verify` reads."""
+    return client.request("GET", f"/v1/statements/{period}")
 
 
 def _in_dollars(fields: JsonObject) -> JsonObject:

@@ -13,15 +13,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from server.cli.connection import (
-    DEFAULT_DATA_DIR,
-    DEFAULT_URL,
-    AdminKey,
-    DataDir,
-    Json,
-    Url,
-    as_operator,
-)
 from server.cli.figures import NAMES, read_figures
 from server.cli.terminal import CommandFailed, show_json
 from server.cli.units import megabytes, moment
@@ -30,7 +21,7 @@ from server.text.json_object import JsonObject
 if TYPE_CHECKING:
     from server.client.http import Client
 
-_READ_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 5.0
 _RECENT_S = 300
 """Seconds of usage by which tenants are ordered."""
 _MOST_TENANTS = 5
@@ -51,11 +42,9 @@ _ADAPTERS = dict.fromkeys(("adapters", *_TIERS), 0)
 
 
 def top(
+    client: "Client",
+    json: bool,
     interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 2.0,
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
 ) -> None:
     """Show what engines, base models and tenants do now, until Ctrl-C; --json shows it once.
 
@@ -65,19 +54,18 @@ def top(
     """
     if not json and not sys.stdout.isatty():
         raise CommandFailed("There is no terminal to draw on; give --json.", exit_code=2)
-    with as_operator(url, admin_key, data_dir, read_timeout_s=_READ_TIMEOUT_S) as client:
-        name_of = cache(lambda one: client.request("GET", f"/admin/v1/tenants/{one}")["name"])
-        if json:
-            show_json(poll(client, name_of))
-            return
-        console = Console()
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            watch(
-                lambda: poll(client, name_of),
-                lambda *looks: live.update(draw(*looks, width=console.width), refresh=True),
-                lambda problem: live.update(Text(problem, style="red"), refresh=True),
-                lambda: time.sleep(interval),
-            )
+    name_of = cache(lambda one: client.request("GET", f"/admin/v1/tenants/{one}")["name"])
+    if json:
+        show_json(poll(client, name_of))
+        return
+    console = Console()
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        watch(
+            lambda: poll(client, name_of),
+            lambda *looks: live.update(draw(*looks, width=console.width), refresh=True),
+            lambda problem: live.update(Text(problem, style="red"), refresh=True),
+            lambda: time.sleep(interval),
+        )
 
 
 def watch(

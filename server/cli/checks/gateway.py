@@ -66,10 +66,8 @@ def check_ready(url: str) -> Finding:
 
 def check_engines(url: str, admin_key: str | None, data_dir: Path) -> Finding:
     """Whether all engines take requests. Raises CommandFailed."""
-    if not _has_key(admin_key, data_dir):
+    if (engines := _operators(url, admin_key, data_dir, "engines")) is None:
         return _NO_KEY
-    with as_operator(url, admin_key, data_dir, read_timeout_s=_TIMEOUT_S) as client:
-        engines = client.request("GET", "/admin/v1/engines")["data"]
     if silent := [_name(it) for it in engines if it["state"] == "silent"]:
         todo = (
             "Start their machine. If its volume is gone for good: `chorale engines lost ENGINE_ID`."
@@ -83,10 +81,8 @@ def check_engines(url: str, admin_key: str | None, data_dir: Path) -> Finding:
 
 def check_problems(url: str, admin_key: str | None, data_dir: Path) -> Finding | list[Finding]:
     """Ask the gateway itself what is wrong. Raises CommandFailed, ApiRefused."""
-    if not _has_key(admin_key, data_dir):
+    if (problems := _operators(url, admin_key, data_dir, "problems")) is None:
         return _NO_KEY
-    with as_operator(url, admin_key, data_dir, read_timeout_s=_TIMEOUT_S) as client:
-        problems = client.request("GET", "/admin/v1/problems")["data"]
     findings = [Finding("wrong", it["found"], it["todo"]) for it in problems]
     return findings or Finding("ok", "The gateway sees no problem.")
 
@@ -127,8 +123,13 @@ def check_request(url: str, api_key: str | None, model: str) -> Finding:
     return Finding("ok", f"The first token of {model} came after {took}.")
 
 
-def _has_key(admin_key: str | None, data_dir: Path) -> bool:
-    return bool(admin_key) or (data_dir / "admin.key").exists()
+def _operators(url: str, key: str | None, data_dir: Path, what: str) -> list[JsonObject] | None:
+    """A list for the operator; None without an admin key. Raises CommandFailed."""
+    if not key and not (data_dir / "admin.key").exists():
+        return None
+    with as_operator(url, key, data_dir, read_timeout_s=_TIMEOUT_S) as client:
+        found: list[JsonObject] = client.request("GET", f"/admin/v1/{what}")["data"]
+    return found
 
 
 def _name(engine: JsonObject) -> str:
