@@ -29,6 +29,7 @@ from engine.wire.messages import (
 )
 from engine.wire.tcp import TcpListener
 from lora.beat import Beat
+from registry.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -85,9 +86,7 @@ def engine_identity(directory: Path) -> tuple[str, int]:
         with path.open("r+") as file:
             file.write(line)
     else:
-        temporary = path.with_suffix(".part")
-        temporary.write_text(line)
-        temporary.rename(path)
+        write_whole(path, line.encode())
     forget_settled(directory)
     return engine_id, int(epoch) + 1
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from registry.whole_files import sync_folder
+
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
 
@@ -108,7 +110,7 @@ class JournalFiles:
                 if self._path:
                     os.fdatasync(self._file)
                 source.rename(path)
-                self._sync_directory()
+                sync_folder(self.directory)
             except OSError:
                 os.close(file)
                 if not in_reserve:
@@ -127,7 +129,7 @@ class JournalFiles:
                 raise
             finally:
                 os.close(file)
-            self._sync_directory()
+            sync_folder(self.directory)
 
     def delete_through(self, seq: int) -> None:
         """Delete the segments that end with `seq` or before; never the newest."""
@@ -150,13 +152,6 @@ class JournalFiles:
         while rest:
             written = self._disk.write(file, rest, offset)
             rest, offset = rest[written:], offset + written
-
-    def _sync_directory(self) -> None:
-        directory = os.open(self.directory, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
 
 
 @contextmanager

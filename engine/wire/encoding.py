@@ -13,6 +13,7 @@ import msgspec
 
 from engine.wire import messages
 from engine.wire.records import JournalRecords
+from registry.whole_files import write_whole
 
 UNEXPECTED_NUMBER = (1 << 64) - 1
 """A message number that is never expected: a peer that receives it starts its connection anew."""
@@ -127,9 +128,7 @@ class Numbering:
 
 def write_vocabulary(path: Path, vocabulary: Sequence[bytes]) -> None:
     """Write the table token id -> bytes that the gateway hands to the engine at its start."""
-    temporary = path.with_suffix(".part")
-    temporary.write_bytes(_ENCODER.encode(list(vocabulary)))
-    temporary.rename(path)
+    write_whole(path, _ENCODER.encode(list(vocabulary)))
 
 
 def read_vocabulary(path: Path) -> list[bytes]:

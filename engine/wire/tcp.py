@@ -13,6 +13,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from engine.wire.endpoint import Endpoint
+from registry.whole_files import write_whole
 
 if TYPE_CHECKING:  # the gateway imports this module, and would import the scheduler and numpy
     from engine.config import EngineConfig
@@ -70,7 +71,8 @@ class TcpListener:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt_string(zmq.CURVE_SECRETKEY, self.server_key)
         socket.bind(self.address)
-        _write_address(self.address_path, socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        write_whole(self.address_path, f"{address}\n".encode())
         return authenticator
 
 
@@ -92,12 +94,6 @@ def _set_up(socket: "zmq.Socket[_Received]", address: str) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
     socket.setsockopt(zmq.IPV6, int("[" in address))
-
-
-def _write_address(path: Path, address: str) -> None:
-    draft = path.with_suffix(".part")
-    draft.write_text(address + "\n")
-    draft.rename(path)
 
 
 def _check(address: str, *keys: str) -> None:

@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from registry.formats.architecture import (
 )
 from registry.formats.peft_format import EMBEDDING, HEAD, Header, read_header, read_tensor_chunks
 from registry.strict_json import parse_object
+from registry.whole_files import write_whole
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -292,7 +291,8 @@ def _cached_hashes(
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         pass
     hashes = _hash_model(path, config, headers)
-    _write_whole(cache, json.dumps(asdict(hashes)))
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    write_whole(cache, json.dumps(asdict(hashes)).encode())
     return hashes
 
 
@@ -322,11 +322,3 @@ def _hash_model(path: Path, config: dict[str, Any], headers: dict[str, Header]) 
         if not _SERVED.fullmatch(name) and not _OF_EXPERT.fullmatch(name)
     }
     return _Hashes(total.hexdigest(), others)
-
-
-def _write_whole(target: Path, text: str) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.replace(name, target)

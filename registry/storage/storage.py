@@ -16,6 +16,7 @@ from typing import BinaryIO, Protocol, runtime_checkable
 from registry.errors import ObjectNotFound, StorageError
 from registry.storage.faults import StorageFaults
 from registry.storage.free_space import naming_full
+from registry.whole_files import sync_folder
 
 CHUNK_BYTES = 1 << 20
 
@@ -203,7 +204,7 @@ class LocalStorage:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
 
     def _rename(self, name: str, target: Path) -> None:
         try:
@@ -221,11 +222,3 @@ def _chunks(file: BinaryIO, left: int | None) -> Iterator[bytes]:
             return
         left = None if left is None else left - len(chunk)
         yield chunk
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

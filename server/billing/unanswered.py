@@ -4,6 +4,8 @@ import logging
 import os
 from pathlib import Path
 
+from registry.whole_files import write_whole
+
 logger = logging.getLogger(__name__)
 
 _MAX_LINES = 50_000
@@ -54,9 +56,7 @@ class Unanswered:
 
     def _renew(self) -> None:
         """Replace the file by one with the current requests alone. Raises OSError."""
-        part = self._path.with_suffix(".part")
-        part.write_text("".join(f"+{request_id}\n" for request_id in self._ids))
-        part.rename(self._path)
+        write_whole(self._path, "".join(f"+{request_id}\n" for request_id in self._ids).encode())
         self._num_lines = len(self._ids)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import ray
 
 from lora import log_lines
+from registry.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +38,9 @@ def main() -> None:
     signals: list[int] = []
     # This handler is set after ray.init, which sets one of its own.
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
-    draft = path.with_suffix(".part")
-    draft.write_text(context.address_info["gcs_address"])
-    draft.rename(path)
-    logger.info("the cluster of this machine runs at %s", context.address_info["gcs_address"])
+    address = context.address_info["gcs_address"]
+    write_whole(path, address.encode())
+    logger.info("the cluster of this machine runs at %s", address)
     while not signals:
         time.sleep(_LOOK_S)
     ray.shutdown()

@@ -6,11 +6,11 @@ Each process gets no more environment variables than it needs.
 import contextlib
 import json
 import os
-import secrets
 import sys
 from pathlib import Path
 from typing import Literal
 
+from registry.whole_files import write_whole
 from server.launch.supervisor import ChildSpec
 from server.text.json_object import JsonObject
 
@@ -78,10 +78,4 @@ def base_revision_of(path: Path) -> str | None:
 def write_private(path: Path, content: JsonObject | bytes) -> None:
     """Write and sync bytes, or JSON, that may hold keys and passwords, with mode 0600."""
     written = content if isinstance(content, bytes) else json.dumps(content, indent=2).encode()
-    # Each writer has a draft of its own, since several gateways may write at once.
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(written)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
+    write_whole(path, written, sync=True)

@@ -11,6 +11,7 @@ import socket
 import sys
 from pathlib import Path
 
+from registry.whole_files import write_whole
 from server.launch.children import CLUSTER, FIRST_BEAT_S, environment, write_private
 from server.launch.errors import AddressInUse
 from server.launch.settings import Settings
@@ -128,8 +129,6 @@ def _clear(data_dir: Path) -> None:
         first = data_dir / "unanswered"
         texts = [path.read_text() for path in (first, *others) if path.exists()]
         # What follows the last end of a line was cut off by a kill.
-        joined = first.with_suffix(".part")
-        joined.write_text("".join(text[: text.rfind("\n") + 1] for text in texts))
-        joined.rename(first)
+        write_whole(first, "".join(text[: text.rfind("\n") + 1] for text in texts).encode())
         for path in others:
             path.unlink()

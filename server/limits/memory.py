@@ -9,12 +9,12 @@ gateway that starts and finds in it that a gateway runs knows that the state was
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from registry.whole_files import write_whole
 from server.database.clock import now_ms as wall_ms
 from server.limits.bucket import WINDOW_MS
 from server.limits.calls import Answer, Call
@@ -143,7 +143,7 @@ class MemoryLimiter:
                 shift_ms = now_ms - since_ms - saved["now_ms"]
                 self._states.born_ms = saved["born_ms"] + shift_ms
                 self._states.unpack(saved["states"], shift_ms)
-        _write(path, {})
+        write_whole(path, b"{}", sync=True)
 
     def save(self, path: Path, *, wall_now_ms: int | None = None) -> None:
         """Write the state for the next gateway; nothing may be acquired any more."""
@@ -153,7 +153,8 @@ class MemoryLimiter:
             "born_ms": self._states.born_ms,
             "states": self._states.pack(),
         }
-        _write(path, saved)
+        # After a power cut the file must tell the truth as well.
+        write_whole(path, json.dumps(saved).encode(), sync=True)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -165,18 +166,3 @@ def _read(path: Path) -> dict[str, Any] | None:
     except ValueError:
         return {}
     return saved if isinstance(saved, dict) else {}
-
-
-def _write(path: Path, saved: dict[str, Any]) -> None:
-    part = path.with_name(path.name + ".part")
-    with part.open("w") as file:
-        json.dump(saved, file)
-        file.flush()
-        # After a power cut the file must tell the truth as well, so it has to be on the disk.
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

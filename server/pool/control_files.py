@@ -23,6 +23,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 
 from engine.wire.endpoint import Endpoint
+from registry.whole_files import write_whole
 from server.text.json_object import JsonObject
 
 logger = logging.getLogger(__name__)
@@ -99,9 +100,7 @@ class ControlFile(Generic[Content]):
 
     def write(self, content: Content) -> None:
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
-        draft = self.path.with_suffix(".part")
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
-        draft.rename(self.path)
+        write_whole(self.path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
         self.content, self._seen_at, self._has_written = content, self.changed_at, True
 
     def keep(self, content: Content) -> None:
