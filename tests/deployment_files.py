@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+
+from server.launch.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -91,6 +94,13 @@ def image_environment() -> dict[str, str]:
         elif instruction == "ENV":
             found |= dict(pair.split("=", 1) for pair in rest.split())
     return found
+
+
+def settle(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Settings:
+    """Return the settings of `chorale serve` with this environment."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return load_settings({})
 
 
 def texts() -> dict[Path, str]:

@@ -39,9 +39,11 @@ from tests.deployment_files import (
     filled_variables,
     guide,
     image_environment,
+    settle,
     texts,
 )
 from tests.tiny_models import save_model
+from tests.variables import forget_variables
 
 check_commands = load_script("docs").check_commands
 
@@ -62,17 +64,7 @@ def tiny_specs(tmp_path_factory: pytest.TempPathFactory) -> list[ChildSpec]:
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the CHORALE_* variables of the user who runs the tests."""
-    for name in os.environ:
-        if name.startswith("CHORALE_"):
-            monkeypatch.delenv(name)
-
-
-def settle(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Settings:
-    """Return the settings of `chorale serve` in a container with this environment."""
-    for name, value in (image_environment() | environment).items():
-        monkeypatch.setenv(name, value)
-    return load_settings({})
+    forget_variables(monkeypatch)
 
 
 # ---- every file ----
@@ -147,7 +139,7 @@ def test_the_environment_of_a_machine_is_settings(
     compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for machine in compose.machines.values():
-        settings = settle(monkeypatch, machine["environment"])
+        settings = settle(monkeypatch, image_environment() | machine["environment"])
         assert machine["command"] == ["serve"], "the image's own, and nothing but settings"
         assert (settings.host, str(settings.data_dir)) == ("0.0.0.0", "/data")
         mounted = {volume.split(":")[1] for volume in machine["volumes"]}
@@ -160,14 +152,14 @@ def test_a_misspelt_variable_is_an_error(compose: Compose, monkeypatch: pytest.M
     environment = dict(compose.machines["chorale-1"]["environment"])
     environment["CHORALE_REDIS_ULR"] = environment.pop("CHORALE_REDIS_URL")
     with pytest.raises(InvalidSetting, match="CHORALE_REDIS_ULR"):
-        settle(monkeypatch, environment)
+        settle(monkeypatch, image_environment() | environment)
 
 
 def test_a_machine_speaks_to_services_that_are_there(
     compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = compose.machines["chorale-1"]
-    settings = settle(monkeypatch, machine["environment"])
+    settings = settle(monkeypatch, image_environment() | machine["environment"])
     database = sa.make_url(settings.database_url or "")
     postgres = compose.services[str(database.host)]["environment"]
     assert database.username == postgres["POSTGRES_USER"]
@@ -210,7 +202,9 @@ def test_a_prometheus_beside_the_machines_may_scrape_them(
     machine = compose.machines["chorale-1"]["environment"]
     for environment, address in ((machine, "172.18.0.9"), (pod, "10.244.1.7")):
         with monkeypatch.context() as patch:
-            networks = map(ip_network, settle(patch, environment).metrics_networks)
+            networks = map(
+                ip_network, settle(patch, image_environment() | environment).metrics_networks
+            )
             assert is_in(address, list(networks))
 
 
@@ -276,7 +270,9 @@ def test_the_balancer_knows_every_machine_and_asks_whether_it_is_ready(
 def test_the_balancer_may_open_any_number_of_connections_and_a_client_only_some(
     compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = settle(monkeypatch, compose.machines["chorale-1"]["environment"])
+    settings = settle(
+        monkeypatch, image_environment() | compose.machines["chorale-1"]["environment"]
+    )
     trusted = [ip_network(network) for network in settings.trusted_proxies]
     # Docker's own choices of networks.
     for address in ("172.17.0.2", "172.31.0.2", "192.168.16.2"):

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -21,12 +20,21 @@ from engine.wire.messages import GrammarStats
 from server.api.metrics import Metrics
 from server.billing.audit.report import Report
 from server.launch.secrets import Secrets
-from server.launch.settings import Settings, load_settings
+from server.launch.settings import Settings
 from server.pool.engines import EngineFigures
 from tests import needs
-from tests.deployment_files import DEPLOY, FILLED, ROOT, dockerfile_steps, guide, image_environment
+from tests.deployment_files import (
+    DEPLOY,
+    FILLED,
+    ROOT,
+    dockerfile_steps,
+    guide,
+    image_environment,
+    settle,
+)
 from tests.server.api.test_metrics import make_stats, note_request
 from tests.server.bases import figures_only
+from tests.variables import forget_variables
 
 KUBERNETES = DEPLOY / "kubernetes"
 RAY = DEPLOY / "ray"
@@ -34,22 +42,13 @@ RAY = DEPLOY / "ray"
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the CHORALE_* variables of the user who runs the tests."""
-    for name in os.environ:
-        if name.startswith("CHORALE_"):
-            monkeypatch.delenv(name)
+    forget_variables(monkeypatch)
 
 
 def read_env(path: Path) -> dict[str, str]:
     """Read lines NAME=value; empty values are filled in."""
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     return {name: value or FILLED for name, _, value in (line.partition("=") for line in lines)}
-
-
-def settle(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Settings:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    return load_settings({})
 
 
 # ---- Kubernetes ----

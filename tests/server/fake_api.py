@@ -1,7 +1,6 @@
 """A local server of fixed answers, and a function that runs the command line against it."""
 
 import json
-import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -9,6 +8,7 @@ import httpx
 from typer.testing import CliRunner
 
 from server.cli.main import app
+from tests.variables import forget_variables
 
 
 class Api:
@@ -82,8 +82,7 @@ def list_of(*items):
 
 def make_run(url, monkeypatch, tmp_path):
     """A function that runs the command line in tmp_path, without this machine's settings."""
-    for name in [name for name in os.environ if name.startswith("CHORALE_")]:
-        monkeypatch.delenv(name)
+    forget_variables(monkeypatch)
     monkeypatch.setenv("CHORALE_URL", url)
     monkeypatch.setenv("CHORALE_API_KEY", "tenant-key")
     monkeypatch.setenv("CHORALE_ADMIN_KEY", "admin-key")

@@ -1,4 +1,4 @@
-"""The gateway's metrics, read by Prometheus's own parser."""
+"""The gateway's metrics, as they are in the text that it answers."""
 
 import dataclasses
 import subprocess
@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from engine.wire.messages import (
     DraftStats,
@@ -62,8 +61,10 @@ def note_request(
 def samples_of(metrics: Metrics) -> dict[str, float]:
     """Values by name and labels, as in the text."""
     lines = metrics.render().decode().splitlines()
-    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    return {series: float(value) for series, value in pairs}
+    pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+    found = {series: float(value) for series, value in pairs}
+    assert len(found) == len(pairs), "a series is there twice"
+    return found
 
 
 def make_metrics(*, aliases: Literal["", "vllm"] = "", **stats: object) -> Metrics:
@@ -84,54 +85,41 @@ def make_metrics(*, aliases: Literal["", "vllm"] = "", **stats: object) -> Metri
     return Metrics(bases, SimpleNamespace(lags={"id": lag}), aliases)
 
 
-Found = dict[tuple[str, str], float]
-
-
-def scrape_pool(**stats: EngineStats | None) -> dict[str, Found]:
-    """Values by (sample name, tier), by engine; "" has the gateway's own."""
+def scrape(**stats: EngineStats | None) -> dict[str, float]:
+    """Values of a pool, by name and labels.   stats: of each engine, None for one that starts."""
     figures = [
         EngineFigures(name, "ready" if found else "starting", None, found, 0)
         for name, found in stats.items()
     ]
-    bases = figures_only(*figures)
-    text = Metrics(bases, SimpleNamespace(lags={})).render().decode()
-    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
-    pool: dict[str, Found] = {}
-    for sample in samples:
-        if "le" not in sample.labels:
-            found = pool.setdefault(sample.labels.get("engine", ""), {})
-            kind = next(
-                (label for label in ("tier", "phase", "limit") if label in sample.labels), ""
-            )
-            series = sample.name, sample.labels.get(kind, "")
-            assert series not in found, "a series is there twice"
-            found[series] = sample.value
-    return pool
+    return samples_of(Metrics(figures_only(*figures), SimpleNamespace(lags={})))
 
 
-def scrape(stats: EngineStats | None) -> Found:
-    """Values by (sample name, tier) of a pool's single engine."""
-    return scrape_pool(engine=stats)["engine"]
+def series_of(name: str, **labels: str) -> str:
+    """A series of the engine that is called so, as in the text."""
+    shown = {"base": "base", "engine": "engine", **labels}
+    pairs = (f'{label}="{shown[label]}"' for label in sorted(shown))
+    return f"chorale_{name}{{{','.join(pairs)}}}"
 
 
 def test_every_engine_has_figures_of_its_own():
-    pool = scrape_pool(one=make_stats(running=1), two=make_stats(running=2))
-    assert [pool[name]["chorale_running", ""] for name in ("one", "two")] == [1, 2]
+    found = scrape(one=make_stats(running=1), two=make_stats(running=2))
+    assert [found[series_of("running", engine=name)] for name in ("one", "two")] == [1, 2]
 
 
 def test_every_tier_has_every_figure_of_its_own():
-    found = scrape(make_stats())
+    found = scrape(engine=make_stats())
     for tier in TIERS:
         for name in ("hits", "misses", "loads", "load_bytes", "load_seconds"):
-            sample = (f"chorale_adapter_tier_{name}_total", tier.tier)
-            assert found[sample] == getattr(tier, name)
+            series = series_of(f"adapter_tier_{name}_total", tier=tier.tier)
+            assert found[series] == getattr(tier, name)
         for name in ("used_bytes", "limit_bytes"):
-            assert found[f"chorale_adapter_tier_{name}", tier.tier] == getattr(tier, name)
+            series = series_of(f"adapter_tier_{name}", tier=tier.tier)
+            assert found[series] == getattr(tier, name)
 
 
 def test_no_figure_of_the_engine_is_left_out():
-    stats = make_stats(pinned_slabs=17)
-    names = {name for name, _ in scrape(stats)}
+    found = scrape(engine=make_stats(pinned_slabs=17))
+    names = {series.partition("{")[0] for series in found}
     for field in dataclasses.fields(EngineStats):
         if field.name not in NO_FIGURES:
             name = f"chorale_{field.name}".replace("_per_s", "_per_second")
@@ -146,30 +134,29 @@ def test_no_figure_of_the_engine_is_left_out():
     for field in dataclasses.fields(DraftStats):
         series = f"chorale_speculation_{field.name}"
         assert names & {series, f"{series}_total"}, field.name
-    assert scrape(stats)["chorale_pinned_slabs", ""] == 17
+    assert found[series_of("pinned_slabs")] == 17
 
 
 def test_the_tenants_whose_grammars_take_most_have_their_seconds():
     grammars = GrammarStats(masks=3, tenants=(("t-1", 1.5),))
-    found = scrape(make_stats(grammars=grammars))
-    assert found["chorale_grammar_masks_total", ""] == 3
-    assert found["chorale_grammar_tenant_seconds", ""] == 1.5
+    found = scrape(engine=make_stats(grammars=grammars))
+    assert found[series_of("grammar_masks_total")] == 3
+    assert found[series_of("grammar_tenant_seconds", tenant="t-1")] == 1.5
 
 
 def test_drafts_are_counted_and_their_pools_are_measured():
     drafts = DraftStats(drafted_tokens=9, accepted_tokens=5, verified_rows=2, pools=1, pool_bytes=7)
-    found = scrape(make_stats(drafts=drafts))
+    found = scrape(engine=make_stats(drafts=drafts))
     counters = ("drafted_tokens", "accepted_tokens", "verified_rows")
-    assert [found[f"chorale_speculation_{name}_total", ""] for name in counters] == [9, 5, 2]
+    assert [found[series_of(f"speculation_{name}_total")] for name in counters] == [9, 5, 2]
     gauges = ("pools", "pool_bytes")
-    assert [found[f"chorale_speculation_{name}", ""] for name in gauges] == [1, 7]
+    assert [found[series_of(f"speculation_{name}")] for name in gauges] == [1, 7]
 
 
 def test_the_seconds_of_steps_are_counted_by_phase():
     found = samples_of(make_metrics())
     for phase, seconds in STEP_SECONDS:
-        series = f'chorale_step_seconds_total{{base="base",engine="engine",phase="{phase}"}}'
-        assert found[series] == seconds
+        assert found[series_of("step_seconds_total", phase=phase)] == seconds
 
 
 def test_a_request_is_in_every_figure_of_requests():
@@ -249,8 +236,9 @@ def test_vllms_names_have_the_same_figures():
 
 
 def test_an_engine_that_is_away_has_no_figures():
-    assert scrape(None) == {("chorale_engine_ready", ""): 0.0}
-    assert scrape(make_stats())["chorale_engine_ready", ""] == 1.0
+    away = {series: value for series, value in scrape(engine=None).items() if "engine=" in series}
+    assert away == {series_of("engine_ready"): 0.0}
+    assert scrape(engine=make_stats())[series_of("engine_ready")] == 1.0
 
 
 def test_proofs_are_counted_by_their_verdict():

@@ -1,7 +1,6 @@
 """`chorale doctor`, called as an operator does, beside a real gateway in this process."""
 
 import json
-import os
 import shutil
 
 import httpx
@@ -12,13 +11,13 @@ from server.cli.figures import NAMES
 from server.cli.main import app
 from server.launch.secrets import Secrets
 from tests.server.in_process import ADMIN_KEY, DEMO, InProcess
+from tests.variables import forget_variables
 
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """A function that runs the doctor, and returns its exit code, its rows by check, and stdout."""
-    for name in [name for name in os.environ if name.startswith("CHORALE_")]:
-        monkeypatch.delenv(name)
+    forget_variables(monkeypatch)
 
     def run(*arguments):
         call = ("doctor", "--data-dir", tmp_path, "--json", *arguments)
