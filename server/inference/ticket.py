@@ -70,7 +70,7 @@ class Ticket:
     grant: Grant = field(init=False)
 
     def __post_init__(self) -> None:
-        self.grant = Grant(request_id=self.request_id, limits=(), tokens=0, standings=())
+        self.grant = Grant(request_id=self.request_id, limits=(), standings=())
 
     @property
     def tenant_id(self) -> str:

@@ -5,8 +5,8 @@ exactly.
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from typing import Any
+
+import msgspec
 
 from server.limits.rules import Holder, Limit, Standing
 
@@ -14,8 +14,7 @@ WINDOW_MS = 60_000
 """Window of every rate: a minute's worth may come at once, and refills evenly in a minute."""
 
 
-@dataclass(slots=True)
-class Charge:
+class Charge(msgspec.Struct):
     """An open charge.   charged: units x 60,000.   low: the lowest backlog since."""
 
     charged: int
@@ -23,7 +22,7 @@ class Charge:
     expires_ms: int
 
 
-class Bucket:
+class Bucket(msgspec.Struct, tag=True):
     """A leaky bucket of requests or tokens, which drains `amount` units a minute.
 
     Callers tell it the time; an earlier time changes nothing.
@@ -32,14 +31,11 @@ class Bucket:
     charges: the open ones, the oldest first.   quiet_until_ms: time before which none expires.
     """
 
-    __slots__ = ("amount", "at_ms", "backlog", "charges", "quiet_until_ms")
-
-    def __init__(self, amount: int, backlog: int, at_ms: int) -> None:
-        self.amount = amount
-        self.backlog = backlog
-        self.at_ms = at_ms
-        self.charges: dict[str, Charge] = {}
-        self.quiet_until_ms = at_ms
+    amount: int
+    backlog: int
+    at_ms: int
+    charges: dict[str, Charge] = {}
+    quiet_until_ms: int = 0
 
     def touch(self, amount: int, now_ms: int) -> None:
         """Let the time until now pass under the amount so far, and then change it to `amount`."""
@@ -137,37 +133,20 @@ class Bucket:
             charge.expires_ms <= now_ms for charge in self.charges.values()
         )
 
-    def pack(self) -> list[Any]:
-        """The state as JSON values, from which `unpack` makes it again."""
-        charges = [[request_id, *astuple(charge)] for request_id, charge in self.charges.items()]
-        return [self.amount, self.backlog, self.at_ms, charges]
-
-    @classmethod
-    def unpack(cls, packed: list[Any], shift_ms: int) -> "Bucket":
-        """Make a bucket for a clock that is `shift_ms` ahead of the clock it was packed by."""
-        amount, backlog, at_ms, charges = packed
-        bucket = cls(amount, backlog, at_ms + shift_ms)
-        for request_id, charged, low, expires_ms in charges:
-            bucket.charges[request_id] = Charge(charged, low, expires_ms + shift_ms)
-        return bucket
-
     def _backlog(self, now_ms: int) -> int:
         return max(0, self.backlog - self.amount * max(0, now_ms - self.at_ms))
 
 
-class Seats:
+class Seats(msgspec.Struct, tag=True):
     """Requests at a time: a set of those under way, each until its time runs out.
 
     Its methods are those of `Bucket`. A counter instead of the set would go wrong if a release
     were lost or came twice.
     """
 
-    __slots__ = ("at_ms", "expiries", "quiet_until_ms")
-
-    def __init__(self, at_ms: int) -> None:
-        self.at_ms = at_ms
-        self.expiries: dict[str, int] = {}
-        self.quiet_until_ms = at_ms
+    at_ms: int
+    expiries: dict[str, int] = {}
+    quiet_until_ms: int = 0
 
     def touch(self, amount: int, now_ms: int) -> None:
         self.at_ms = now_ms = max(now_ms, self.at_ms)
@@ -210,17 +189,6 @@ class Seats:
 
     def is_idle(self, now_ms: int) -> bool:
         return not self._taken(now_ms)
-
-    def pack(self) -> list[Any]:
-        return [self.at_ms, list(self.expiries.items())]
-
-    @classmethod
-    def unpack(cls, packed: list[Any], shift_ms: int) -> "Seats":
-        """Make seats for a clock that is `shift_ms` ahead of the clock they were packed by."""
-        at_ms, expiries = packed
-        seats = cls(at_ms + shift_ms)
-        seats.expiries = {request_id: expires_ms + shift_ms for request_id, expires_ms in expiries}
-        return seats
 
     def _taken(self, now_ms: int) -> Sequence[tuple[str, int]]:
         now_ms = max(now_ms, self.at_ms)

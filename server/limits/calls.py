@@ -25,7 +25,6 @@ class Call:
     """One call, in memory or of `limits.lua`, whose comment describes the arguments.
 
     tokens: asked for, or used; None for a request that never ran.
-    clock_ms: the time; None for Redis' own clock, which all gateways share.
     """
 
     command: Literal["acquire", "check", "release", "standings"]
@@ -33,7 +32,6 @@ class Call:
     tokens: int | None = None
     request_id: str = ""
     lifetime_ms: int = 0
-    clock_ms: int | None = None
 
     def keys(self, prefix: str) -> list[str]:
         names = [f"{prefix}:{it.metric}:{it.scope}:{it.scope_id}" for it in self.limits]
@@ -41,8 +39,8 @@ class Call:
 
     def arguments(self, *, has_counted: bool = False) -> list[str | int]:
         """has_counted: whether Redis has answered this gateway before."""
-        clock_ms = "" if self.clock_ms is None else self.clock_ms
-        found: list[str | int] = [self.command, clock_ms, self.request_id, self.lifetime_ms]
+        # Redis' own clock counts, which all gateways share.
+        found: list[str | int] = [self.command, "", self.request_id, self.lifetime_ms]
         found.append(int(has_counted))
         for limit in self.limits:
             kind = "seats" if limit.metric == "concurrency" else "rate"

@@ -8,63 +8,89 @@ gateway that starts and finds in it that a gateway runs knows that the state was
     a state            limits go on where they were, by the time that passed on this machine's clock
 """
 
-import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from registry.whole_files import write_whole
 from server.database.clock import now_ms as wall_ms
 from server.limits.bucket import WINDOW_MS
 from server.limits.calls import Answer, Call
 from server.limits.rules import Grant, Limit, RateLimited, Standing
-from server.limits.states import States
+from server.limits.states import Key, State, States
 
 
 def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+class _Saved(msgspec.Struct):
+    """The state at a clean exit.   wall_ms, at_ms: the time of this machine, and the limiter's."""
+
+    wall_ms: int
+    at_ms: int
+    born_ms: int
+    states: list[tuple[Key, State]]
+
+
 class MemoryLimiter:
     """All limits, for the only gateway of a database; used by one thread.
 
-    clock: returns integer milliseconds, and never goes back.   max_states: limits in use at the
-    same time; a request for one more is refused until one of them is idle.   path: of the file;
-    None: nothing is kept.   note_refusal: called with the limit that refuses a request.
+    clock: returns integer milliseconds, and never goes back.   wall_clock: that of this machine.
+    max_states: limits in use at the same time; a request for one more is refused until one of them
+    is idle.   path: of the file; None: nothing is kept.   note_refusal: called with the limit that
+    refuses a request.
     """
 
     def __init__(
         self,
         clock: Callable[[], int] = monotonic_ms,
         *,
+        wall_clock: Callable[[], int] = wall_ms,
         max_states: int = 50_000,
         path: Path | None = None,
         note_refusal: Callable[[Limit], None] = lambda _: None,
     ) -> None:
         self._clock = clock
+        self._wall_clock = wall_clock
         self._path = path
         self._note_refusal = note_refusal
-        self._max_states = max_states
+        self._ahead_ms = 0
         self._states = States(born_ms=clock() - WINDOW_MS, max_states=max_states)
 
     @property
     def is_degraded(self) -> bool:
         """Whether the limiter lost its state or counts a part only, and may refuse too early."""
-        return self._clock() < self._states.born_ms + WINDOW_MS
+        return self._now_ms() < self._states.born_ms + WINDOW_MS
 
     async def start(self) -> None:
-        """Get ready; called before anything else."""
-        if self._path:
-            self.load(self._path)
+        """Go on where the last gateway ended; from now on the file says that a gateway runs."""
+        if self._path is None:
+            return
+        with suppress(FileNotFoundError):
+            written = self._path.read_bytes()
+            self._states.born_ms = self._now_ms()
+            with suppress(msgspec.DecodeError):  # the file of a running gateway holds no state
+                saved = msgspec.json.decode(written, type=_Saved)
+                passed_ms = max(0, self._wall_clock() - saved.wall_ms)
+                self._ahead_ms = saved.at_ms + passed_ms - self._clock()
+                self._states.born_ms = saved.born_ms
+                self._states.states = dict(saved.states)
+        write_whole(self._path, b"{}", sync=True)
 
     async def run(self) -> None:
         """Return at once, since nothing has to be done meanwhile."""
 
     async def close(self) -> None:
-        """Stop; called after everything else."""
+        """Write the state for the next gateway; nothing may be acquired any more."""
         if self._path:
-            self.save(self._path)
+            states = list(self._states.states.items())
+            saved = _Saved(self._wall_clock(), self._now_ms(), self._states.born_ms, states)
+            # After a power cut the file must tell the truth as well.
+            write_whole(self._path, msgspec.json.encode(saved), sync=True)
 
     async def acquire(
         self, request_id: str, limits: Sequence[Limit], *, tokens: int, lifetime_ms: int
@@ -78,7 +104,6 @@ class MemoryLimiter:
         return Grant(
             request_id=request_id,
             limits=call.limits,
-            tokens=tokens,
             standings=answer.standings,
             is_in_redis=answer.age_ms is not None,
         )
@@ -100,7 +125,7 @@ class MemoryLimiter:
         used_tokens: None if the request never ran; then the request itself is refunded as well. A
         second call does nothing. The method never waits.
         """
-        self._states.release(grant, used_tokens, self._clock())
+        self._states.release(grant, used_tokens, self._now_ms())
 
     async def _pass(self, call: Call) -> Answer:
         """Make a call. Raises RateLimited for the limit that takes longest to free."""
@@ -122,7 +147,7 @@ class MemoryLimiter:
 
     def _count(self, call: Call, limits: Sequence[Limit]) -> Answer:
         """Do a call under `limits`: the call's own, or the same ones with other amounts."""
-        now_ms, tokens, waits = self._clock(), call.tokens or 0, list[int]()
+        now_ms, tokens, waits = self._now_ms(), call.tokens or 0, list[int]()
         if call.command == "acquire":
             waits = self._states.acquire(call.request_id, limits, tokens, call.lifetime_ms, now_ms)
         elif call.command == "check":
@@ -132,37 +157,6 @@ class MemoryLimiter:
             tuple(waits), self._states.standings(limits, now_ms, with_holders=with_holders)
         )
 
-    def load(self, path: Path, *, wall_now_ms: int | None = None) -> None:
-        """Go on where the last gateway ended; from now on the file says that a gateway runs."""
-        now_ms = self._clock()
-        saved = _read(path)
-        if saved is not None:
-            self._states = States(born_ms=now_ms, max_states=self._max_states)
-            if saved:
-                since_ms = max(0, (wall_now_ms or wall_ms()) - saved["wall_ms"])
-                shift_ms = now_ms - since_ms - saved["now_ms"]
-                self._states.born_ms = saved["born_ms"] + shift_ms
-                self._states.unpack(saved["states"], shift_ms)
-        write_whole(path, b"{}", sync=True)
-
-    def save(self, path: Path, *, wall_now_ms: int | None = None) -> None:
-        """Write the state for the next gateway; nothing may be acquired any more."""
-        saved = {
-            "wall_ms": wall_now_ms or wall_ms(),
-            "now_ms": self._clock(),
-            "born_ms": self._states.born_ms,
-            "states": self._states.pack(),
-        }
-        # After a power cut the file must tell the truth as well.
-        write_whole(path, json.dumps(saved).encode(), sync=True)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """The saved state; {} if a gateway ran and saved none; None if no gateway ever ran."""
-    try:
-        saved = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        return {}
-    return saved if isinstance(saved, dict) else {}
+    def _now_ms(self) -> int:
+        """The time by the clock, which goes on from that of the gateway before."""
+        return self._clock() + self._ahead_ms

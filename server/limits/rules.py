@@ -55,14 +55,12 @@ class Standing:
 class Grant:
     """The charge of one request, which is released once, or expires by itself.
 
-    tokens: tokens that were asked for; each limit was charged at most its amount.
     standings: those of its limits after the charge, in their order.
     is_in_redis: whether Redis has the charge, or a part of it.
     """
 
     request_id: str
     limits: tuple[Limit, ...]
-    tokens: int
     standings: tuple[Standing, ...]
     is_in_redis: bool = False
 

@@ -1,7 +1,6 @@
 """The states of many limits: all are checked, then all charged. Callers pass times; none waits."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from server.limits.bucket import WINDOW_MS, Bucket, Seats
 from server.limits.rules import Grant, Limit, Metric, Standing
@@ -10,25 +9,22 @@ _SWEEP_MS = 1000
 """Milliseconds between two sweeps of a full table, after which a refused request may ask again."""
 
 State = Bucket | Seats
-_Key = tuple[Metric, str, str]
+Key = tuple[Metric, str, str]
 
 
 class States:
     """One state per limit, at most `max_states`. Times are integer milliseconds.
 
     born_ms: the time at which a limit that was not seen before counts as used up; a minute later
-    all of its amount is there.
+    all of its amount is there.   states: by their limits.
     Only idle states are forgotten: after another the same minute's worth could be had twice.
     """
 
     def __init__(self, *, born_ms: int, max_states: int) -> None:
         self.born_ms = born_ms
         self._max_states = max_states
-        self._states: dict[_Key, State] = {}
+        self.states: dict[Key, State] = {}
         self._swept_ms = born_ms
-
-    def __len__(self) -> int:
-        return len(self._states)
 
     def acquire(
         self,
@@ -79,7 +75,7 @@ class States:
 
     def release(self, grant: Grant, used_tokens: int | None, now_ms: int) -> None:
         for limit in grant.limits:
-            state = self._states.get(_key(limit))
+            state = self.states.get(_key(limit))
             if state is not None:
                 state.release(grant.request_id, units_of(limit.metric, used_tokens), now_ms)
 
@@ -90,28 +86,19 @@ class States:
             self._view(limit).standing(limit, now_ms, with_holders=with_holders) for limit in limits
         )
 
-    def pack(self) -> list[list[Any]]:
-        return [[*key, state.pack()] for key, state in self._states.items()]
-
-    def unpack(self, packed: list[list[Any]], shift_ms: int) -> None:
-        """Take over states that were packed by a clock that is `shift_ms` behind."""
-        for metric, scope, scope_id, fields in packed:
-            kind = Seats if metric == "concurrency" else Bucket
-            self._states[metric, scope, scope_id] = kind.unpack(fields, shift_ms)
-
     def _state(self, limit: Limit, now_ms: int) -> State | None:
         """The state of a limit; None if there is no room for another."""
-        state = self._states.get(_key(limit))
+        state = self.states.get(_key(limit))
         if state is None:
-            if len(self._states) >= self._max_states:
+            if len(self.states) >= self._max_states:
                 self._forget_idle(now_ms)
-            if len(self._states) >= self._max_states:
+            if len(self.states) >= self._max_states:
                 return None
-            state = self._states[_key(limit)] = self._new(limit)
+            state = self.states[_key(limit)] = self._new(limit)
         return state
 
     def _view(self, limit: Limit) -> State:
-        return self._states.get(_key(limit)) or self._new(limit)
+        return self.states.get(_key(limit)) or self._new(limit)
 
     def _new(self, limit: Limit) -> State:
         if limit.metric == "concurrency":
@@ -123,8 +110,8 @@ class States:
         if now_ms < max(self._swept_ms + _SWEEP_MS, self.born_ms + WINDOW_MS):
             return
         self._swept_ms = now_ms
-        self._states = {
-            key: state for key, state in self._states.items() if not state.is_idle(now_ms)
+        self.states = {
+            key: state for key, state in self.states.items() if not state.is_idle(now_ms)
         }
 
 
@@ -135,5 +122,5 @@ def units_of(metric: Metric, tokens: int | None) -> int:
     return tokens if metric == "tokens" else 1
 
 
-def _key(limit: Limit) -> _Key:
+def _key(limit: Limit) -> Key:
     return limit.metric, limit.scope, limit.scope_id

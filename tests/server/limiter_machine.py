@@ -61,7 +61,7 @@ def check_refunds(subject, rounds):
         now += wait_ms
         for which, used in released if open_ones else ():
             name = open_ones[which % len(open_ones)]
-            grant = Grant(request_id=name, limits=(TOKENS,), tokens=0, standings=())
+            grant = Grant(request_id=name, limits=(TOKENS,), standings=())
             log.release(name, used, now)
             subject.release(grant, used, now)
             (standing,) = subject.standings([TOKENS], now, with_holders=False)
@@ -73,7 +73,7 @@ def check_expiry(subject):
     now, grants = BORN_MS + 60_000, []
     for name, lifetime_ms in (("late", 1000), ("in time", 1001)):
         assert subject.acquire(name, [TOKENS], 200, lifetime_ms, now) == [0]
-        grants.append(Grant(request_id=name, limits=(TOKENS,), tokens=200, standings=()))
+        grants.append(Grant(request_id=name, limits=(TOKENS,), standings=()))
     for grant, backlog in zip(grants, (390, 190), strict=True):
         subject.release(grant, 0, now + 1000)
         (standing,) = subject.standings([TOKENS], now + 1000, with_holders=False)
@@ -90,7 +90,7 @@ class LimiterMachine(RuleBasedStateMachine):
         self.logs: dict[tuple[str, str, str], Log] = {}
         self.amounts = dict(AMOUNTS)
         self.num_requests = 0
-        self.open: list[Grant] = []
+        self.open: list[tuple[Grant, int]] = []
 
     def make_subject(self):
         raise NotImplementedError
@@ -143,14 +143,8 @@ class LimiterMachine(RuleBasedStateMachine):
         for limit in limits:
             units = units_of(limit.metric, tokens)
             self.logs[limit_key(limit)].charge(request_id, units, lifetime_ms)
-        self.open.append(
-            Grant(
-                request_id=request_id,
-                limits=tuple(limits),
-                tokens=tokens,
-                standings=(),
-            )
-        )
+        grant = Grant(request_id=request_id, limits=tuple(limits), standings=())
+        self.open.append((grant, tokens))
 
     @precondition(lambda self: self.open)
     @rule(
@@ -159,11 +153,11 @@ class LimiterMachine(RuleBasedStateMachine):
         again=st.sampled_from([False, False, True]),
     )
     def release(self, which, percent, again):
-        grant = self.open[which % len(self.open)]
-        used = None if percent is None else grant.tokens * percent // 100
+        grant, tokens = opened = self.open[which % len(self.open)]
+        used = None if percent is None else tokens * percent // 100
         if not again:
             # If kept, it may be released twice, as by a gateway that did not get the answer.
-            self.open.remove(grant)
+            self.open.remove(opened)
         for limit in grant.limits:
             units = units_of(limit.metric, used)
             self.logs[limit_key(limit)].release(grant.request_id, units, self.now)

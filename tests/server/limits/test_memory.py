@@ -102,7 +102,7 @@ def test_no_window_admits_more_than_a_minutes_worth_and_its_refill(script, rando
         limits = (REQUESTS, TOKENS)
         if not any(states.acquire(str(number), limits, tokens, 10**6, now)):
             admitted.append([now, min(tokens, 600), 1])
-            grant = Grant(request_id=str(number), limits=limits, tokens=tokens, standings=())
+            grant = Grant(request_id=str(number), limits=limits, standings=())
             open_ones.append((grant, admitted[-1], share))
         if open_ones and random.random() < 0.7:
             grant, entry, share = open_ones.pop(random.randrange(len(open_ones)))
@@ -146,17 +146,22 @@ def test_a_table_full_of_limits_in_use_refuses_a_new_one_and_forgets_none():
 # ---- between two gateways ----
 
 
+def gateway(path, wall_ms=WALL_MS) -> Caller:
+    """A gateway that has started with the file."""
+    caller = Caller(path=path, wall_clock=lambda: wall_ms)
+    asyncio.run(caller.limiter.start())
+    return caller
+
+
 def test_a_gateway_that_never_was_starts_full(tmp_path):
-    caller = Caller()
-    caller.limiter.load(tmp_path / "limits.json")
+    caller = gateway(tmp_path / "limits.json")
     assert not caller.limiter.is_degraded
     caller.acquire(TOKENS, tokens=600)
 
 
 def test_a_gateway_that_was_killed_starts_empty_and_says_so_for_a_minute(tmp_path):
-    Caller().limiter.load(tmp_path / "limits.json")
-    caller = Caller()
-    caller.limiter.load(tmp_path / "limits.json")
+    gateway(tmp_path / "limits.json")
+    caller = gateway(tmp_path / "limits.json")
     with pytest.raises(RateLimited) as caught:
         caller.acquire(TOKENS, tokens=1)
     assert caught.value.is_degraded
@@ -168,39 +173,36 @@ def test_a_gateway_that_was_killed_starts_empty_and_says_so_for_a_minute(tmp_pat
 
 
 def test_a_gateway_that_ended_cleanly_is_gone_on_with(tmp_path):
-    first, path = Caller(), tmp_path / "limits.json"
-    first.limiter.load(path)
+    path = tmp_path / "limits.json"
+    first = gateway(path)
     grant = first.acquire(TOKENS, SEATS, tokens=600, lifetime_ms=40_000)
     assert [standing.holders for standing in grant.standings] == [(), ()]
     first.now += 10_000
-    first.limiter.save(path, wall_now_ms=WALL_MS)
-    second = Caller()
+    asyncio.run(first.limiter.close())
+    second = Caller(path=path, wall_clock=lambda: WALL_MS + 20_000)
     second.now = 5
-    second.limiter.load(path, wall_now_ms=WALL_MS + 20_000)
+    asyncio.run(second.limiter.start())
     assert not second.limiter.is_degraded
     assert second.standing(TOKENS).remaining == 300
     assert second.standing(TOKENS).holders[0].expires_ms == 10_000
     assert second.standing(SEATS).remaining == 1
-    second.limiter.save(path)
-    third, fourth = Caller(), Caller()
-    third.limiter.load(path)
-    assert not third.limiter.is_degraded
-    fourth.limiter.load(path)
-    assert fourth.limiter.is_degraded
+    second.now += 10_000
+    assert second.standing(SEATS).remaining == 2
+    asyncio.run(second.limiter.close())
+    assert gateway(path, WALL_MS + 20_000).standing(TOKENS).remaining == 400
+    assert gateway(path).limiter.is_degraded
 
 
 def test_a_clock_that_was_set_back_between_two_gateways_gives_nothing_away(tmp_path):
-    first, path = Caller(), tmp_path / "limits.json"
+    path = tmp_path / "limits.json"
+    first = gateway(path)
     first.acquire(TOKENS, tokens=600)
-    first.limiter.save(path, wall_now_ms=WALL_MS)
-    second = Caller()
-    second.limiter.load(path, wall_now_ms=WALL_MS - 3_600_000)
+    asyncio.run(first.limiter.close())
+    second = gateway(path, WALL_MS - 3_600_000)
     assert second.standing(TOKENS).remaining == 0
     assert second.standing(TOKENS).reset_ms == 60_000
 
 
 def test_a_file_that_cannot_be_read_is_a_lost_state(tmp_path):
     (tmp_path / "limits.json").write_text('{"wall_ms": 1')
-    caller = Caller()
-    caller.limiter.load(tmp_path / "limits.json")
-    assert caller.limiter.is_degraded
+    assert gateway(tmp_path / "limits.json").limiter.is_degraded

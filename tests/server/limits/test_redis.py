@@ -1,7 +1,5 @@
 """The limits script on a real Redis, at times that the tests set."""
 
-from dataclasses import replace
-
 from hypothesis import example, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -28,9 +26,8 @@ class ScriptStates:
         client.set(f"{PREFIX}:born", BORN_MS)
 
     def run(self, call, now_ms) -> Answer:
-        call = replace(call, clock_ms=now_ms)
-        keys = call.keys(PREFIX)
-        return call.read(self.client.eval(SCRIPT, len(keys), *keys, *call.arguments()))
+        keys, (command, _, *others) = call.keys(PREFIX), call.arguments()
+        return call.read(self.client.eval(SCRIPT, len(keys), *keys, command, now_ms, *others))
 
     def acquire(self, request_id, limits, tokens, lifetime_ms, now_ms):
         call = Call("acquire", tuple(limits), tokens, request_id, lifetime_ms)
