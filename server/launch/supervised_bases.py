@@ -26,7 +26,7 @@ from server.launch.loaded_base import LoadedBase
 from server.launch.settings import Settings
 from server.launch.supervised_base import Processes, SupervisedBase, wanted_bases
 from server.launch.supervisor import ChildSpec
-from server.pool.control_files import WantedEngines, bases_file, changes_file, wanted_files
+from server.pool.control_files import WantedEngines, bases_file, changes_file
 
 logger = logging.getLogger(__name__)
 
@@ -247,10 +247,10 @@ class SupervisedBases:
         sees_all = is_alone and one.most_engines == 1 and one.gpus is None
         gpus = self._first_gpus(one) if sees_all else self._gpus(one)
         home.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if one.sleep_after_s is None and WantedEngines(home.folder).latest() == 0:
+        wanted = WantedEngines(home.folder)
+        if one.sleep_after_s is None and wanted.latest() == 0:
             # The number is of a model that went, and this one has to run.
-            for file in wanted_files(home.folder):
-                file.path.unlink()
+            wanted.forget()
         base.processes = self._place.run(model, home, () if sees_all else gpus)
         base.home, base.gpus, base.base_revision = home, gpus, revision
         base.model_dir = str(model.base.path)

@@ -138,30 +138,24 @@ def wanted_file(home: Path, number: int = 1) -> ControlFile[int | None]:
     return _wanted_file(home / "pool" / f"{numbered('wanted', number)}.json")
 
 
-def wanted_files(home: Path) -> list[ControlFile[int | None]]:
-    """The files of all gateways that have written one."""
-    return list(map(_wanted_file, sorted(home.glob("pool/wanted*.json"))))
-
-
 class WantedEngines:
     """How many engines the gateways of a base model want; a damaged file changes nothing."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self._seen_at: list[int] = []
-        self._wanted: int | None = None
+        self._files: dict[Path, ControlFile[int | None]] = {}
 
     def latest(self) -> int | None:
         """The most that a gateway wants; None if none has said."""
-        files = wanted_files(self._home)
-        if (at := [file.changed_at for file in files]) != self._seen_at:
-            self._seen_at = at
-            try:
-                found = [number for file in files if (number := file.read()) is not None]
-                self._wanted = max(found, default=None)
-            except ControlFileDamaged as error:
-                logger.error("%s", error)
-        return self._wanted
+        for path in self._home.glob("pool/wanted*.json"):
+            self._files.setdefault(path, _wanted_file(path))
+        wanted = (file.latest() for file in self._files.values())
+        return max((number for number in wanted if number is not None), default=None)
+
+    def forget(self) -> None:
+        """Delete what the gateways have said."""
+        for path in self._files:
+            path.unlink(missing_ok=True)
 
     def within(self, least: int, most: int) -> int:
         """The number with its bounds, which hold for all but 0."""

@@ -140,3 +140,5 @@ def test_the_most_that_a_gateway_wants_counts_within_its_bounds(tmp_path):
     for number in (1, 2):
         wanted_file(tmp_path, number).write(0)
     assert wanted.within(2, 4) == 0
+    wanted.forget()
+    assert WantedEngines(tmp_path).latest() is None
