@@ -11,10 +11,10 @@ import logging
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 from array import array
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -83,7 +83,7 @@ class PlacedAdapters:
 
 def main() -> None:
     config_path, index = Path(sys.argv[1]), int(sys.argv[2])
-    steps, placements = (IntChannel(socket.socket(fileno=int(end))) for end in sys.argv[3:5])
+    steps, placements = (IntChannel(Connection(int(end))) for end in sys.argv[3:5])
     # The path is DATA_DIR/ranks/config.json, and the folder has the engine's name.
     log_lines.begin("engine", engine=config_path.parents[1].name, rank=index)
     # Only the first rank reacts to them: until its requests have ended, it needs this rank.

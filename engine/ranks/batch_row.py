@@ -13,7 +13,7 @@ number that all ranks were given when it was placed.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
 from engine.steps.batch import Batch, ScheduledRow, Scoring, Transfer
@@ -26,6 +26,8 @@ _CHOSEN = SamplingParams(max_tokens=1)
 _NOT_SCORED = Scoring(0, (), 0)
 
 _DIGEST = struct.Struct("<4q")
+_Adapter = tuple[int, str | None]
+"""Number and digest of a placement."""
 
 
 class BatchEncoder:
@@ -65,17 +67,52 @@ class BatchEncoder:
         if not batch.rows:
             return
         # A step refers to rows of the previous step only, so older numbers are dropped.
-        known = self._requests
-        self._requests = {}
+        known, self._requests = self._requests, {}
         for row in batch.rows:
-            if row.request_id not in self._requests:
-                number = known.get(row.request_id) or next(self._next_request)
-                self._requests[row.request_id] = number
+            if (name := row.request_id) not in self._requests:
+                self._requests[name] = known.get(name) or next(self._next_request)
 
 
 def decode(numbers: Sequence[int]) -> Batch:
     """Decode a batch on another rank, where a placement's number is adapter key and generation."""
-    return _Reader(numbers).batch()
+    numbers, at = tuple(numbers), 0
+
+    def take(size: int) -> tuple[int, ...]:
+        nonlocal at
+        taken, at = numbers[at : at + size], at + size
+        assert len(taken) == size, "less than a step"
+        return taken
+
+    step, num_adapters, num_rows, num_transfers, num_copies = take(5)
+    named = [take(5) for _ in range(num_adapters)]
+    adapters: list[_Adapter] = [(number, digest_of(digest)) for number, *digest in named]
+    adapters.append((0, None))  # at place -1: no adapter
+    rows = tuple(_row(take, adapters) for _ in range(num_rows))
+    moves = [take(3) for _ in range(num_transfers)]
+    transfers = tuple(Transfer(block_id, slot, bool(is_out)) for block_id, slot, is_out in moves)
+    copies = tuple((source, target) for source, target in (take(2) for _ in range(num_copies)))
+    assert at == len(numbers), "more than a step"
+    return Batch(step, rows, transfers, copies)
+
+
+def _row(take: Callable[[int], tuple[int, ...]], adapters: Sequence[_Adapter]) -> ScheduledRow:
+    request, index, start, place, adapter_start, samples, num_drafts = take(7)
+    first_scored, num_scored, num_tokens, num_blocks = take(4)
+    number, digest = adapters[place]
+    return ScheduledRow(
+        request_id=str(request),
+        index=index,
+        token_ids=take(num_tokens),
+        start=start,
+        block_ids=take(num_blocks),
+        adapter_key=str(number) if digest else None,
+        adapter_digest=digest,
+        adapter_generation=number,
+        adapter_start=adapter_start,
+        sampling=_CHOSEN if samples else None,
+        num_drafts=num_drafts,
+        scoring=Scoring(first_scored, (0,) * num_scored, 0) if num_scored else None,
+    )
 
 
 def digest_numbers(digest: str) -> tuple[int, ...]:
@@ -84,51 +121,3 @@ def digest_numbers(digest: str) -> tuple[int, ...]:
 
 def digest_of(numbers: Sequence[int]) -> str:
     return _DIGEST.pack(*numbers).hex()
-
-
-class _Reader:
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self._numbers = numbers
-        self._at = 0
-
-    def batch(self) -> Batch:
-        step, num_adapters, num_rows, num_transfers, num_copies = self._take(5)
-        adapters = [self._adapter() for _ in range(num_adapters)]
-        rows = tuple(self._row(adapters) for _ in range(num_rows))
-        transfers = tuple(self._transfer() for _ in range(num_transfers))
-        copies = tuple((self._take(1)[0], self._take(1)[0]) for _ in range(num_copies))
-        assert self._at == len(self._numbers), "more than a step"
-        return Batch(step, rows, transfers, copies)
-
-    def _take(self, size: int) -> Sequence[int]:
-        taken = self._numbers[self._at : self._at + size]
-        assert len(taken) == size, "less than a step"
-        self._at += size
-        return taken
-
-    def _adapter(self) -> tuple[int, str]:
-        number, *digest = self._take(5)
-        return number, digest_of(digest)
-
-    def _row(self, adapters: Sequence[tuple[int, str]]) -> ScheduledRow:
-        request, index, start, place, adapter_start, samples, num_drafts = self._take(7)
-        first_scored, num_scored, num_tokens, num_blocks = self._take(4)
-        number, digest = adapters[place] if place >= 0 else (0, None)
-        return ScheduledRow(
-            request_id=str(request),
-            index=index,
-            token_ids=tuple(self._take(num_tokens)),
-            start=start,
-            block_ids=tuple(self._take(num_blocks)),
-            adapter_key=str(number) if place >= 0 else None,
-            adapter_digest=digest,
-            adapter_generation=number,
-            adapter_start=adapter_start,
-            sampling=_CHOSEN if samples else None,
-            num_drafts=num_drafts,
-            scoring=Scoring(first_scored, (0,) * num_scored, 0) if num_scored else None,
-        )
-
-    def _transfer(self) -> Transfer:
-        block_id, slot, is_out = self._take(3)
-        return Transfer(block_id, slot, bool(is_out))
