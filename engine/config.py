@@ -166,7 +166,7 @@ class EngineConfig(EngineSettings):
     stops accepting requests.
     hold_lifetime_s: how long a gateway's hold lasts; see `engine.retired`.
     listen: "tcp://IP:PORT" for gateways on other machines, with the two keys of
-    `engine.wire.tcp.TcpListener`; "" for a Unix socket in data_dir.
+    `engine.wire.tcp.listen`; "" for a Unix socket in data_dir.
     """
 
     data_dir: str

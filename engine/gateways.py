@@ -14,6 +14,7 @@ from pathlib import Path
 
 import zmq
 
+from engine.config import EngineConfig
 from engine.wire.encoding import (
     UNEXPECTED_NUMBER,
     NotSendable,
@@ -23,7 +24,7 @@ from engine.wire.encoding import (
     encode,
 )
 from engine.wire.messages import Heartbeat, Hello
-from engine.wire.tcp import TcpListener
+from engine.wire.tcp import ADDRESS_FILE, listen
 
 logger = logging.getLogger(__name__)
 
@@ -43,22 +44,16 @@ class _Gateway:
 class Gateways:
     """Any number of gateways on one socket, by the identity of their sockets.
 
-    tcp: address to listen on instead of `socket_path`, for gateways on other machines.
-    timeout_s: silence after which a gateway is forgotten.
     on_lost: called with each gateway that is forgotten, since nobody reads its requests' outputs.
     """
 
-    def __init__(
-        self,
-        socket_path: Path,
-        tcp: TcpListener | None,
-        timeout_s: float,
-        on_lost: Callable[[str], None],
-    ) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, config: EngineConfig, on_lost: Callable[[str], None]) -> None:
+        self._timeout_s = config.gateway_timeout_s
         self._on_lost = on_lost
         self._known: dict[str, _Gateway] = {}
-        self._alone_since = time.monotonic() + _FIRST_GATEWAY_S - timeout_s
+        self._alone_since = time.monotonic() + _FIRST_GATEWAY_S - self._timeout_s
+        folder = Path(config.data_dir)
+        socket_path = folder / "engine.sock"
         socket_path.unlink(missing_ok=True)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -67,11 +62,17 @@ class Gateways:
         self._socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._authenticator = None
-        if tcp is None:
+        if config.listen:
+            self._authenticator = listen(
+                self._socket,
+                config.listen,
+                config.server_key,
+                config.client_key,
+                folder / ADDRESS_FILE,
+            )
+        else:
             self._socket.bind(f"ipc://{socket_path}")
             os.chmod(socket_path, 0o600)
-        else:
-            self._authenticator = tcp.bind(self._socket)
 
     def __len__(self) -> int:
         return len(self._known)

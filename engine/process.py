@@ -27,7 +27,6 @@ from engine.wire.messages import (
     TenantService,
     Welcome,
 )
-from engine.wire.tcp import TcpListener
 from lora.beat import Beat
 from registry.whole_files import write_whole
 
@@ -154,12 +153,7 @@ class EngineProcess:
     ) -> None:
         self.core = core
         self.welcome = welcome
-        self._gateways = Gateways(
-            Path(config.data_dir) / "engine.sock",
-            TcpListener.of(config),
-            config.gateway_timeout_s,
-            core.abort_gateway,
-        )
+        self._gateways = Gateways(config, core.abort_gateway)
         self._stats_due = self._integrity_due = self._rests_at = 0.0
         self._leaving = leaving
         self._beat = beat

@@ -51,8 +51,10 @@ class EngineTarget:
     async def open(self) -> "_OwnClient":
         client = EngineClient(Endpoint.of_socket(self.socket))
         await client.start()
-        welcome = await client.wait_ready(_READY_S)
-        return _OwnClient(self, client, welcome.engine_id)
+        async with asyncio.timeout(_READY_S):
+            while client.welcome is None:
+                await asyncio.sleep(_POLL_S)
+        return _OwnClient(self, client, client.welcome.engine_id)
 
 
 class _OwnClient:

@@ -243,8 +243,10 @@ class Journal:
     def answer(self, message: ReadJournal) -> JournalRecords:
         """The answer to a settler, which may mean another engine that had this one's place."""
         if message.engine_id != self.engine_id:
-            return JournalRecords(engine_id=self.engine_id, last_seq=0, complete=False)
-        return self.read(message.settled_seq, message.limit)
+            return JournalRecords(
+                read_id=message.read_id, engine_id=self.engine_id, last_seq=0, complete=False
+            )
+        return replace(self.read(message.settled_seq, message.limit), read_id=message.read_id)
 
     def read(self, settled_seq: int, limit: int) -> JournalRecords:
         """Read the next records to post after `settled_seq`, and delete what is settled."""

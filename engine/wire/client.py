@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-import zmq.asyncio
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils.monitor import parse_monitor_message
 
 from engine.errors import EngineAwayError, EngineDeadError, EngineDied
 from engine.wire.delivery import Delivery, Take
@@ -107,9 +106,8 @@ class EngineClient:
         self._on_lease_low = on_lease_low
         self._on_service = on_service
         self._deliveries: dict[str, Delivery] = {}
-        self._journal_waiters: list[asyncio.Future[JournalRecords]] = []
-        self._proof_waiters: dict[str, asyncio.Future[Proof]] = {}
-        self._ready = asyncio.Event()
+        self._answers: dict[str, asyncio.Future[Any]] = {}
+        self.is_ready = False
         self._connection: _Connection | None = None
         self._living: asyncio.Task[None] | None = None
 
@@ -120,19 +118,6 @@ class EngineClient:
         if self._living:
             self._living.cancel()
             await asyncio.gather(self._living, return_exceptions=True)
-
-    @property
-    def is_ready(self) -> bool:
-        return self._ready.is_set()
-
-    async def wait_ready(self, timeout_s: float) -> Welcome:
-        """Wait until the engine is ready. Raises EngineDeadError if it is not in time."""
-        try:
-            await asyncio.wait_for(self._ready.wait(), timeout_s)
-        except TimeoutError:
-            raise EngineDeadError("the engine is not ready") from None
-        assert self.welcome is not None
-        return self.welcome
 
     async def generate(self, request: AddRequest, take: Take) -> None:
         """Have a request answered: `take` gets each output when it arrives. Cancelling this aborts.
@@ -176,36 +161,34 @@ class EngineClient:
         """Have the engine prove an adapter; see ProveAdapter. Raises EngineDeadError, and
         EngineAwayError if it never had the adapter.
         """
-        if not self.is_ready:
-            raise EngineAwayError("the engine is starting")
-        proof_id = uuid.uuid4().hex
-        waiter: asyncio.Future[Proof] = asyncio.get_running_loop().create_future()
-        self._proof_waiters[proof_id] = waiter
         message = ProveAdapter(
-            proof_id=proof_id, adapter=adapter, object_path=str(object_path), alone=alone
+            proof_id=uuid.uuid4().hex, adapter=adapter, object_path=str(object_path), alone=alone
         )
-        try:
-            await self._send(message)
-            return await asyncio.wait_for(waiter, _PROOF_TIMEOUT_S)
-        except TimeoutError:
-            raise EngineDeadError("the engine does not answer") from None
-        finally:
-            del self._proof_waiters[proof_id]
+        proof: Proof = await self._ask(message, message.proof_id, _PROOF_TIMEOUT_S)
+        return proof
 
     async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
         """Acknowledge settled records, and read the next ones. Raises EngineDeadError."""
+        message = ReadJournal(
+            read_id=uuid.uuid4().hex, engine_id=engine_id, settled_seq=settled_seq, limit=limit
+        )
+        found: JournalRecords = await self._ask(message, message.read_id, _JOURNAL_TIMEOUT_S)
+        if found.engine_id != engine_id:
+            raise EngineDeadError("another engine is in its place")
+        return found
+
+    async def _ask(self, message: object, ask_id: str, timeout_s: float) -> Any:
+        """Send a message, and wait for the answer with its id. Raises EngineDeadError."""
         if not self.is_ready:
-            raise EngineDeadError("the engine is starting")
-        waiter: asyncio.Future[JournalRecords] = asyncio.get_running_loop().create_future()
-        self._journal_waiters.append(waiter)
-        await self._send(ReadJournal(engine_id=engine_id, settled_seq=settled_seq, limit=limit))
+            raise EngineAwayError("the engine is starting")
+        waiter = self._answers[ask_id] = asyncio.get_running_loop().create_future()
         try:
-            answer = await asyncio.wait_for(waiter, _JOURNAL_TIMEOUT_S)
+            await self._send(message)
+            return await asyncio.wait_for(waiter, timeout_s)
         except TimeoutError:
             raise EngineDeadError("the engine does not answer") from None
-        if answer.engine_id != engine_id:
-            raise EngineDeadError("another engine is in its place")
-        return answer
+        finally:
+            del self._answers[ask_id]
 
     # ---- the connection ----
 
@@ -234,22 +217,19 @@ class EngineClient:
 
     def _lose_engine(self) -> None:
         """Note that the engine is gone, and end everything that waits for it."""
-        is_death = self._ready.is_set() and not (self.stats and self.stats.is_leaving)
+        is_death = self.is_ready and not (self.stats and self.stats.is_leaving)
         self.num_deaths += is_death
         start = f"{self.welcome.engine_id} {self.welcome.epoch}" if self.welcome else ""
         read_until = self._heard_at + _MOST_UNHEARD_BEATS * self.heartbeat_s
-        self._ready.clear()
+        self.is_ready = False
         self.stats = None
         self.residency.clear()
         for delivery in self._deliveries.values():
             had_it = is_death and delivery.sent_at <= read_until
             delivery.fail(EngineDied(start) if had_it else EngineDeadError("the engine died"))
-        waiters, self._journal_waiters = self._journal_waiters, []
-        futures: list[asyncio.Future[JournalRecords] | asyncio.Future[Proof]]
-        futures = [*waiters, *self._proof_waiters.values()]
-        for future in futures:
-            if not future.done():
-                future.set_exception(EngineDeadError("the engine died"))
+        for waiter in self._answers.values():
+            if not waiter.done():
+                waiter.set_exception(EngineDeadError("the engine died"))
 
     async def _take(self, message: object) -> None:
         self._heard_at = time.monotonic()
@@ -258,18 +238,14 @@ class EngineClient:
                 await self._deliver(message.outputs)
             case Welcome():
                 self.welcome = message
-                self._ready.set()
+                self.is_ready = True
                 self._on_end()
             case LeaseLow():
                 self._on_lease_low(message)
             case JournalRecords():
-                waiter = self._journal_waiters.pop(0)
-                if not waiter.done():
-                    waiter.set_result(message)
+                self._answer(message.read_id, message)
             case ProofResult():
-                proving = self._proof_waiters.get(message.proof_id)
-                if proving and not proving.done():
-                    proving.set_result(message.proof)
+                self._answer(message.proof_id, message.proof)
             case Residency():
                 self.residency[message.object_key] = message
             case TenantService():
@@ -278,6 +254,10 @@ class EngineClient:
                 self.stats = message
                 if message.unsettled_records:
                     self._on_end()
+
+    def _answer(self, ask_id: str, answer: object) -> None:
+        if (waiter := self._answers.get(ask_id)) and not waiter.done():
+            waiter.set_result(answer)
 
     async def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         """Hand a step's outputs over; between slices of them, other tasks have their turn."""
@@ -288,15 +268,6 @@ class EngineClient:
                 self._on_end()
             if not number % _SLICE:
                 await asyncio.sleep(0)
-
-
-def _monitor_of(socket: "zmq.Socket[bytes]", context: "zmq.Context[Any]") -> zmq.asyncio.Socket:
-    """A socket that says when the other end of `socket` is gone, or refuses its key."""
-    address = f"inproc://monitor-of-{uuid.uuid4()}"
-    socket.monitor(address, _GONE)
-    monitor = zmq.asyncio.Context(shadow=context).socket(zmq.PAIR)
-    monitor.connect(address)
-    return monitor
 
 
 class _Connection:
@@ -313,7 +284,8 @@ class _Connection:
         socket.setsockopt(zmq.IDENTITY, gateway_id.encode())
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)  # ms, while no engine listens yet
-        self._monitor = _monitor_of(socket, context)
+        # It tells when the engine's end is gone, or refuses this gateway's key.
+        self._monitor = ReadySocket(socket.get_monitor_socket(_GONE))
         if endpoint.is_remote:
             guard(socket, endpoint)
         self._endpoint = endpoint
@@ -342,7 +314,7 @@ class _Connection:
 
     def close(self) -> None:
         self._raw.disable_monitor()
-        self._monitor.close(linger=0)
+        self._monitor.close()
         self._socket.close()
 
     async def send(self, message: object) -> None:
@@ -367,7 +339,7 @@ class _Connection:
 
     async def _hang_up(self) -> None:
         """End the reading when the engine's end closes; a killed process closes it at once."""
-        event = await recv_monitor_message(self._monitor)
+        event = parse_monitor_message([await self._monitor.read() for _ in range(2)])
         if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             logger.error(
                 "%s refuses this gateway's key: give all gateways the same CHORALE_PEPPER",

@@ -260,8 +260,10 @@ class ReadJournal:
     """Delete records up to `settled_seq`, which the settler has posted, and send the next ones.
 
     engine_id: engine that owns the journal; another one in its place deletes and sends nothing.
+    read_id: its answer has the same.
     """
 
+    read_id: str = ""
     engine_id: str
     settled_seq: int
     limit: int = 256

@@ -134,7 +134,7 @@ class ResidencyRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRecords:
-    """Records after the settled position that the settler has to post.
+    """Records after the settled position that the settler has to post.   read_id: see ReadJournal.
 
     ends, residencies: by kind, as the wire cannot tell kinds apart in one list.
     last_seq: number of the newest record of any kind.   complete: whether these are all records to
@@ -142,6 +142,7 @@ class JournalRecords:
     request is neither among them nor in an unread end record can never be used.
     """
 
+    read_id: str = ""
     engine_id: str
     ends: tuple[EndRecord, ...] = ()
     residencies: tuple[ResidencyRecord, ...] = ()

@@ -5,18 +5,15 @@ accepts only the holder of the pool's server key. All traffic is encrypted, and 
 answer. Keys are Z85 texts of 40 characters, as libzmq writes them.
 """
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from types import SimpleNamespace
+from typing import TypeVar
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from engine.wire.endpoint import Endpoint
 from registry.whole_files import write_whole
-
-if TYPE_CHECKING:  # the gateway imports this module, and would import the scheduler and numpy
-    from engine.config import EngineConfig
 
 ADDRESS_FILE = "address"
 """File in an engine's folder with the address at which it listens now."""
@@ -32,48 +29,32 @@ class TcpError(Exception):
     """A connection across machines is not possible; str() tells the operator why."""
 
 
-@dataclass(frozen=True, slots=True)
-class TcpListener:
-    """TCP address at which an engine listens, with its keys.
+def listen(
+    socket: "zmq.Socket[bytes]", address: str, server_key: str, client_key: str, address_path: Path
+) -> ThreadAuthenticator:
+    """Bind an engine's socket; return the thread that checks clients, to be kept as long as it.
 
     address: "tcp://IP:PORT" of this machine; port 0 takes a free one.   server_key: the engine's
     secret key.   client_key: public key of the gateways that may connect.
     address_path: file that tells the engine's supervisor the actual address.
+    Raises TcpError, zmq.ZMQError.
     """
-
-    address: str
-    server_key: str = field(repr=False)
-    client_key: str
-    address_path: Path
-
-    @classmethod
-    def of(cls, config: "EngineConfig") -> "TcpListener | None":
-        """The listener of this config, or None if the engine listens on a Unix socket."""
-        if not config.listen:
-            return None
-        path = Path(config.data_dir) / ADDRESS_FILE
-        return cls(config.listen, config.server_key, config.client_key, path)
-
-    def bind(self, socket: "zmq.Socket[bytes]") -> ThreadAuthenticator:
-        """Bind the socket; return the thread that checks clients, to be kept as long as the socket.
-
-        Raises TcpError, zmq.ZMQError.
-        """
-        _check(self.address, self.server_key, self.client_key)
-        _set_up(socket, self.address)
-        self.address_path.unlink(missing_ok=True)
-        authenticator = ThreadAuthenticator(socket.context)
-        authenticator.start()
-        authenticator.configure_curve_callback(_ZAP_DOMAIN, _OnlyClient(self.client_key.encode()))
-        socket.setsockopt_string(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
-        # Without this, a client with any key at all would be let in if no authenticator ran.
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        socket.setsockopt(zmq.CURVE_SERVER, 1)
-        socket.setsockopt_string(zmq.CURVE_SECRETKEY, self.server_key)
-        socket.bind(self.address)
-        address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        write_whole(self.address_path, f"{address}\n".encode())
-        return authenticator
+    _check(address, server_key, client_key)
+    _set_up(socket, address)
+    address_path.unlink(missing_ok=True)
+    authenticator = ThreadAuthenticator(socket.context)
+    authenticator.start()
+    gateways = SimpleNamespace(callback=lambda domain, key: key == client_key.encode())
+    authenticator.configure_curve_callback(_ZAP_DOMAIN, gateways)
+    socket.setsockopt_string(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+    # Without this, a client with any key at all would be let in if no authenticator ran.
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt_string(zmq.CURVE_SECRETKEY, server_key)
+    socket.bind(address)
+    actual = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    write_whole(address_path, f"{actual}\n".encode())
+    return authenticator
 
 
 def check(endpoint: Endpoint) -> None:
@@ -105,13 +86,3 @@ def _check(address: str, *keys: str) -> None:
         )
     if not all(keys):
         raise TcpError(f"{address} needs the pool's keys: nothing is sent by TCP without them.")
-
-
-class _OnlyClient:
-    """Callback of pyzmq's authenticator that accepts one client key."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        return key == self._key

@@ -24,6 +24,7 @@ from engine.wire.messages import (
 )
 from tests.engine.fakes import make_message
 from tests.engine.pulled_outputs import outputs_of
+from tests.engine.test_process import wait_until
 
 WELCOME = Welcome(
     engine_id="eng-1", epoch=1, base_revision="base-1", max_model_len=512, max_num_seqs=4,
@@ -75,7 +76,7 @@ async def silent_engine(path, silence_s):
         try:
             engine = SilentEngine(socket)
             await engine.greet(silence_s)
-            await client.wait_ready(20)
+            await wait_until(lambda: client.is_ready)
             yield engine, client
         finally:
             await client.close()

@@ -8,6 +8,7 @@ import zmq
 from engine.gateways import Gateways
 from engine.wire.encoding import encode
 from engine.wire.messages import AbortRequests, Heartbeat, Hello
+from tests.engine.test_process import make_config
 
 HELLO = encode(0, Hello(gateway_id="gw"))
 
@@ -16,7 +17,9 @@ HELLO = encode(0, Hello(gateway_id="gw"))
 def listening(directory):
     """Gateways without one, those that were lost, and a function that connects another socket."""
     lost = []
-    gateways = Gateways(directory / "engine.sock", None, 10.0, lost.append)
+    folder = directory / "engine"
+    folder.mkdir()
+    gateways = Gateways(make_config(directory), lost.append)
     with zmq.Context() as context, ExitStack() as sockets:
 
         def connect(name):
@@ -24,7 +27,7 @@ def listening(directory):
             socket.setsockopt(zmq.IDENTITY, name.encode())
             socket.setsockopt(zmq.RCVTIMEO, 10_000)
             socket.setsockopt(zmq.LINGER, 0)
-            socket.connect(f"ipc://{directory / 'engine.sock'}")
+            socket.connect(f"ipc://{folder / 'engine.sock'}")
             return socket
 
         yield gateways, lost, connect

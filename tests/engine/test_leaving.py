@@ -28,6 +28,7 @@ from tests.engine.test_process import (
     drain,
     greet,
     starting_engines,
+    wait_until,
     write_config,
 )
 
@@ -61,12 +62,6 @@ async def settle(client, until):
 async def ask_for_ever(client):
     while True:
         await collect(client, make_message("one more", max_tokens=1))
-
-
-async def wait_until(condition):
-    async with asyncio.timeout(START_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 # ---- when an engine may leave ----
@@ -227,7 +222,7 @@ def test_what_a_killed_engine_had_open_is_ended_and_settled_without_it(engine, t
             engine_id = client.welcome.engine_id
             retired = start_retired(tmp_path, hold_lifetime_s=-VOIDING_S)
             try:
-                await client.wait_ready(START_S)
+                await wait_until(lambda: client.is_ready)
                 await wait_until(lambda: client.stats)
                 assert client.stats.is_leaving
                 assert client.welcome.engine_id == engine_id, "the retired engine keeps its id"

@@ -38,9 +38,8 @@ from tests.engine.pulled_outputs import outputs_of
 START_S = 60.0
 
 
-def write_config(directory, **changes):
-    write_vocabulary(directory / "vocabulary", VOCABULARY)
-    config = EngineConfig(
+def make_config(directory, **changes):
+    return EngineConfig(
         data_dir=str(directory / "engine"),
         model_dir="",
         base_revision="base-1",
@@ -55,8 +54,12 @@ def write_config(directory, **changes):
         max_model_len=512,
         **changes,
     )
+
+
+def write_config(directory, **changes):
+    write_vocabulary(directory / "vocabulary", VOCABULARY)
     path = directory / "engine.json"
-    path.write_text(json.dumps(asdict(config)))
+    path.write_text(json.dumps(asdict(make_config(directory, **changes))))
     return path
 
 
@@ -67,12 +70,18 @@ def start_engine(config_path, step_s=0.0):
     )
 
 
+async def wait_until(condition):
+    async with asyncio.timeout(START_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
 @asynccontextmanager
 async def connected(directory, **options):
     client = EngineClient(Endpoint.of_socket(directory / "engine" / "engine.sock"), **options)
     await client.start()
     try:
-        await client.wait_ready(START_S)
+        await wait_until(lambda: client.is_ready)
         yield client
     finally:
         await client.close()
@@ -215,7 +224,7 @@ def test_a_killed_engine_ends_its_streams_and_its_successor_counts_what_it_sent(
 
             process.wait()
             engine()
-            await client.wait_ready(START_S)
+            await wait_until(lambda: client.is_ready)
             journal = await client.read_journal(client.welcome.engine_id, 0, 10)
             assert {r.stop_cause for r in journal.records} == {"engine_failure"}
             for record in journal.records:
@@ -298,7 +307,7 @@ def test_an_engine_ends_the_requests_of_a_silent_gateway_and_then_itself(engine,
             await silent._send(Heartbeat())
             with pytest.raises(EngineDeadError):
                 await drain(stream)
-            await silent.wait_ready(START_S)
+            await wait_until(lambda: silent.is_ready)
 
     asyncio.run(run())
     assert process.wait(START_S) == 0

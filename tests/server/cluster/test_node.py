@@ -12,7 +12,6 @@ import demo
 from engine.config import EngineConfig
 from engine.leaving import mark_settled
 from engine.wire.encoding import read_vocabulary
-from engine.wire.tcp import TcpListener
 from registry.extras import ExtraMissing
 from server.cluster.node import Node, prepare
 from server.cluster.pool import Pool
@@ -96,9 +95,8 @@ def test_engines_never_get_the_pepper_nor_the_gateways_key(settings, node):
 def test_an_engine_listens_on_its_node_for_the_holders_of_the_pools_key(settings, node, model):
     fetcher, engine = prepare(node, template_of(node))
     written = EngineConfig(**json.loads((settings.data_dir / "engine-2.json").read_text()))
-    listener = TcpListener.of(written)
-    assert listener.address == "tcp://10.0.0.7:0"
-    assert (listener.server_key, listener.client_key) == (KEYS.engine.secret, KEYS.gateway.public)
+    assert written.listen == "tcp://10.0.0.7:0"
+    assert (written.server_key, written.client_key) == (KEYS.engine.secret, KEYS.gateway.public)
     assert written.data_dir == str(settings.data_dir / "engine-2")
     assert written.model_dir == str(model)
     assert (written.threads, written.tensor_parallel_size) == (3, 2)
