@@ -71,7 +71,7 @@ class EngineCore:
         scheduler: Scheduler,
         runner: Runner,
         journal: Journal,
-        reference: Reference | None = None,
+        reference: Reference,
         precision: float = 0.005,
         max_unsettled: int = 100_000,
         residency_interval_s: float = 900.0,

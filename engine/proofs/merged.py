@@ -9,6 +9,7 @@ beside them.
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -57,34 +58,6 @@ def scratch_bytes(config: DecoderConfig, num_tokens: int = MOST_TOKENS) -> int:
     return _LIBRARY_BYTES + unit + 2 * num_tokens * 4 * row
 
 
-@dataclass(frozen=True, slots=True)
-class _Streams:
-    """Two runs of the same tokens side by side, rows [0, T) on the base model, [T, 2 T) merged.
-
-    bounds: start and end of each sequence among the 2 T rows.   positions: [2 T].
-    merged: rows that the adapter applies to, [n]; the others see the base weights.
-    """
-
-    bounds: tuple[tuple[int, int], ...]
-    positions: torch.Tensor
-    merged: torch.Tensor
-
-    @classmethod
-    def of(cls, sequences: Sequence[TokenSequence]) -> "_Streams":
-        bounds: list[tuple[int, int]] = []
-        merged: list[int] = []
-        at = 0
-        for is_merged in (False, True):
-            for sequence in sequences:
-                end = at + len(sequence.token_ids)
-                bounds.append((at, end))
-                if is_merged:
-                    merged += range(at + sequence.adapter_start, end)
-                at = end
-        positions = [p for start, end in bounds for p in range(end - start)]
-        return cls(tuple(bounds), torch.tensor(positions), torch.tensor(merged))
-
-
 class MergedModel:
     """Runs tokens on weights that are read a few rows at a time; see engine.proofs.proof.Reference.
 
@@ -107,14 +80,12 @@ class MergedModel:
         self._there = device.torch_device if device else _CPU
         self._beside = Beside(device) if device else None
 
-    def invocation_tokens(self, object_path: Path) -> tuple[int, ...] | None:
-        """Invocation tokens of an activated LoRA, None for other adapters. Raises AdapterError."""
-        return CanonicalWeights(object_path).invocation_tokens
-
-    def added_tokens(self, object_path: Path) -> Sequence[int]:
-        """Tokens that the adapter adds to the vocabulary. Raises AdapterError."""
-        size = CanonicalWeights(object_path).vocab_size
-        return range(self.vocab_size, size or self.vocab_size)
+    def own_tokens(self, object_path: Path) -> tuple[tuple[int, ...] | None, Sequence[int]]:
+        """Invocation tokens of an activated LoRA, None for other adapters; and the tokens that the
+        adapter adds to the vocabulary. Raises AdapterError.
+        """
+        adapter, size = CanonicalWeights(object_path), self.vocab_size
+        return adapter.invocation_tokens, range(size, adapter.vocab_size or size)
 
     def compare(
         self, sequences: Sequence[TokenSequence], object_path: Path
@@ -160,34 +131,33 @@ class MergedModel:
         return (yield from run.steps())
 
 
+@dataclass
 class _Run:
-    """One forward pass of both streams.
+    """Two forward passes of the same tokens side by side, rows [0, T) on the base model, [T, 2 T)
+    merged.
 
     there: where the weights are and products are computed.   unit_elements: see _UNIT_ELEMENTS.
+    bounds: start and end of each sequence among the 2 T rows.
+    merged: rows that the adapter applies to, [n]; the others see the base weights.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        weights: ServedNumbers,
-        adapter: CanonicalWeights,
-        sequences: Sequence[TokenSequence],
-        there: torch.device,
-        unit_elements: int,
-    ) -> None:
-        self.config = config
-        self.weights = weights
-        self.adapter = adapter
-        self.sequences = sequences
-        self.there = there
-        self.unit_elements = unit_elements
-        self.streams = _Streams.of(sequences)
-        self.merged = self.streams.merged.to(there)
-        longest = max(len(sequence.token_ids) for sequence in sequences)
-        tables = [rope.tables(longest) for rope in config.ropes.different]
-        at = self.streams.positions
-        self.turns = [(cos[at].to(there), sin[at].to(there)) for cos, sin in tables]
-        self.activate = partial(gated, activation=config.activation)
+    config: DecoderConfig
+    weights: ServedNumbers
+    adapter: CanonicalWeights
+    sequences: Sequence[TokenSequence]
+    there: torch.device
+    unit_elements: int
+
+    def __post_init__(self) -> None:
+        lengths = 2 * [len(sequence.token_ids) for sequence in self.sequences]
+        self.bounds = list(pairwise(accumulate(lengths, initial=0)))
+        merged = zip(self.sequences, self.bounds[len(self.sequences) :], strict=True)
+        rows = [row for s, (start, end) in merged for row in range(start + s.adapter_start, end)]
+        self.merged = torch.tensor(rows).to(self.there)
+        tables = [rope.tables(max(lengths)) for rope in self.config.ropes.different]
+        at = torch.cat([torch.arange(length) for length in lengths])
+        self.turns = [(cos[at].to(self.there), sin[at].to(self.there)) for cos, sin in tables]
+        self.activate = partial(gated, activation=self.config.activation)
 
     def steps(self) -> Generator[None, None, Compared]:
         factors, norms = self.config.multipliers, self.config.norms
@@ -215,7 +185,7 @@ class _Run:
             added = torch.zeros(len(x), num_added)
             if delta is not None:
                 rows = delta.scale * (self._read(delta.b[size:]) @ self._read(delta.a))
-                added[self.streams.merged] = linear(x[self.merged], rows).to(_CPU)
+                added[self.merged.to(_CPU)] = linear(x[self.merged], rows).to(_CPU)
             logits = torch.cat([logits, added], dim=1)
         logits *= factors.logits
         if (cap := self.config.soft_caps.logits) is not None:
@@ -237,7 +207,7 @@ class _Run:
             yield
         x = torch.cat([rows[token] for token in ids]).repeat(2, 1)
         if (delta := self.adapter.delta(EMBEDDING)) is not None:
-            tokens = torch.tensor(ids).repeat(2)[self.streams.merged]
+            tokens = torch.tensor(ids).repeat(2)[self.merged.to(_CPU)]
             columns = self._read(delta.a[:, tokens.numpy()])
             x[self.merged] += delta.scale * (self._read(delta.b) @ columns).T
             yield
@@ -366,7 +336,7 @@ class _Run:
         repeats = shape.num_heads // shape.num_kv_heads
         k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
         out = torch.empty_like(q)
-        for start, end in self.streams.bounds:
+        for start, end in self.bounds:
             mask = _visible(end - start, self.config.windows[layer]).to(self.there)
             query, key, value = (t[start:end].transpose(0, 1) for t in (q, k, v))
             out[start:end] = self._softmax(query, key, value, mask).transpose(0, 1)

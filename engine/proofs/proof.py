@@ -96,12 +96,10 @@ class Reference(Protocol):
 
     vocab_size: int
 
-    def invocation_tokens(self, object_path: Path) -> tuple[int, ...] | None:
-        """Invocation tokens of an activated LoRA, None for other adapters. Raises AdapterError."""
-        ...
-
-    def added_tokens(self, object_path: Path) -> Sequence[int]:
-        """Tokens that the adapter adds to the vocabulary. Raises AdapterError."""
+    def own_tokens(self, object_path: Path) -> tuple[tuple[int, ...] | None, Sequence[int]]:
+        """Invocation tokens of an activated LoRA, None for other adapters; and the tokens that the
+        adapter adds to the vocabulary. Raises AdapterError.
+        """
         ...
 
     def compare(
@@ -129,13 +127,13 @@ class ProofRunner:
     """Runs proofs, one after the other.
 
     accept: hands a request to the engine; returns the reason in a word if it is refused.
-    reference: None if nothing can be proved.
+    is_alone: whether no other request may begin, as a proof runs under which an engine may end.
     precision: how much served and merged logprobs may differ, as a share of the adapter's effect.
     """
 
     def __init__(
         self,
-        reference: Reference | None,
+        reference: Reference,
         scheduler: Scheduler,
         accept: Callable[[AddRequest], str | None],
         precision: float,
@@ -148,29 +146,21 @@ class ProofRunner:
         self.precision = precision
         self.clock = clock
         self._waiting: deque[tuple[str, ProveAdapter]] = deque()
-        self._current: tuple[str, ProveAdapter, _Steps, float] | None = None
+        self._current: tuple[str, ProveAdapter, _Steps] | None = None
         self._outputs: dict[str, list[RequestOutput]] = {}
-        self._resume_at = 0.0
-        self._quiet_by: float | None = None
+        self._begun_at = self._resume_at = 0.0
+        self.is_alone = False
 
     @property
     def has_work(self) -> bool:
         return self._current is not None or bool(self._waiting)
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether no other request may begin, as a proof runs under which an engine may end."""
-        return self._current is not None and self._current[1].alone
-
     def add(self, gateway_id: str, message: ProveAdapter) -> ProofResult | None:
         """Queue a proof, or return its result at once if it cannot be queued."""
-        if self.reference is not None and len(self._waiting) < MAX_WAITING:
+        if len(self._waiting) < MAX_WAITING:
             self._waiting.append((gateway_id, message))
             return None
-        reason = (
-            "Too many adapters wait to be proved." if self.reference else "This engine proves none."
-        )
-        refused = Proof(verdict="unavailable", message=reason)
+        refused = Proof(verdict="unavailable", message="Too many adapters wait to be proved.")
         return ProofResult(proof_id=message.proof_id, proof=refused)
 
     def take(self, output: RequestOutput) -> None:
@@ -183,15 +173,13 @@ class ProofRunner:
         if self._current is None:
             if not self._waiting:
                 return []
-            if self._waiting[0][1].alone and self.scheduler.groups:
-                return self._wait_for_quiet()
             gateway_id, message = self._waiting.popleft()
-            self._quiet_by = None
-            self._current = gateway_id, message, self._prove(message), self.clock()
+            self._current = gateway_id, message, self._prove(message)
+            self._begun_at = self.clock()
         started_at = self.clock()
         if started_at < self._resume_at and self.scheduler.has_work:
             return []
-        gateway_id, message, steps, begun_at = self._current
+        gateway_id, message, steps = self._current
         try:
             next(steps)
         except StopIteration as done:
@@ -204,53 +192,60 @@ class ProofRunner:
             now = self.clock()
             self._resume_at = now + (now - started_at) * (1 / _BUSY_SHARE - 1)
             return []
-        self._current = None
+        self._current, self.is_alone = None, False
         # A proof that failed half-way may have left requests running.
         self.scheduler.abort(list(self._outputs))
         self._outputs.clear()
-        proof = replace(proof, seconds=self.clock() - begun_at)
-        return [(gateway_id, ProofResult(proof_id=message.proof_id, proof=proof))]
-
-    def _wait_for_quiet(self) -> list[tuple[str, ProofResult]]:
-        """Wait for a moment without other requests; give the first proof up if none comes."""
-        if self._quiet_by is None:
-            self._quiet_by = self.clock() + _QUIET_S
-        if self.clock() < self._quiet_by:
-            return []
-        self._quiet_by = None
-        gateway_id, message = self._waiting.popleft()
-        proof = Proof(verdict="unavailable", message="The engine was never without requests.")
+        proof = replace(proof, seconds=self.clock() - self._begun_at)
         return [(gateway_id, ProofResult(proof_id=message.proof_id, proof=proof))]
 
     # ---- one proof, top to bottom ----
 
     def _prove(self, message: ProveAdapter) -> _Steps:
         adapter, path = message.adapter, Path(message.object_path)
-        reference, longest = self.reference, self.scheduler.config.max_model_len
-        assert reference is not None
+        longest = self.scheduler.config.max_model_len
         try:
-            invocation = reference.invocation_tokens(path)
-            added = tuple(reference.added_tokens(path)[:_MOST_ADDED])
-            prompts = fixed_prompts(reference.vocab_size, longest, invocation or added)
+            if message.alone:
+                yield from self._wait_for_quiet()
+            invocation, all_added = self.reference.own_tokens(path)
+            added = tuple(all_added[:_MOST_ADDED])
+            prompts = fixed_prompts(self.reference.vocab_size, longest, invocation or added)
             known = [prompt[: len(prompt) - len(added)] for prompt in prompts]
-            base = yield from self._serve(known, None, num_tokens=1)
-            served = yield from self._serve(prompts, adapter, num_tokens=_NUM_TOKENS)
-            sequences = [answer.sequence(invocation) for answer in served.answers]
-            compared = yield from reference.compare(sequences, path)
+            base, _, _ = yield from self._serve(known, None, num_tokens=1)
+            served, device_bytes, load_s = yield from self._serve(prompts, adapter, _NUM_TOKENS)
+            sequences = [answer.sequence(invocation) for answer in served]
+            compared = yield from self.reference.compare(sequences, path)
         except _Failed as failed:
             return failed.proof
         except AdapterError as error:
             return Proof(verdict="not_served", message=f"{error}; upload the adapter again.")
         except (OSError, MemoryError) as error:
             return Proof(verdict="unavailable", message=f"It cannot be proved now: {error}.")
-        proof = judge(base.answers, served.answers, compared, self.precision)
-        return replace(proof, device_bytes=served.device_bytes, cold_load_s=served.load_s)
+        proof = judge(base, served, compared, self.precision)
+        return replace(proof, device_bytes=device_bytes, cold_load_s=load_s)
+
+    def _wait_for_quiet(self) -> Generator[None, None, None]:
+        """Wait for a moment without other requests, none of which may begin from then on.
+
+        Raises _Failed if no such moment comes.
+        """
+        until = self.clock() + _QUIET_S
+        while self.scheduler.groups:
+            if self.clock() >= until:
+                raise _Failed("unavailable", "The engine was never without requests.")
+            yield
+        self.is_alone, self._begun_at = True, self.clock()
 
     def _serve(
         self, prompts: Sequence[tuple[int, ...]], adapter: AdapterRef | None, num_tokens: int
-    ) -> Generator[None, None, "_Served"]:
-        """Serve all prompts at once, greedily, in the batch class. Raises _Failed."""
-        is_cold = adapter is not None and not self._is_known(adapter)
+    ) -> Generator[None, None, tuple[list["Answer"], int, float | None]]:
+        """Serve all prompts at once, greedily, in the batch class. Raises _Failed.
+
+        Returns the answers, the size of the adapter's slabs, and the seconds until it lay in the
+        arena; None if it had left the store before, so that no cold load can be timed.
+        """
+        entry = self.adapters.entries.get(adapter.object_key) if adapter else None
+        is_cold = entry is None or entry.tier == "remote"
         asked_at, load_s, device_bytes = self.clock(), None, 0
         messages = [_request(prompt, adapter, num_tokens) for prompt in prompts]
         for message in messages:
@@ -258,24 +253,16 @@ class ProofRunner:
             if refusal := self.accept(message):
                 verdict: Verdict = "not_served" if refusal == "prompt_too_long" else "unavailable"
                 raise _Failed(verdict, f"The engine refused a request of a proof: {refusal}.")
-        while not all(self._is_over(message) for message in messages):
+        asked = [self._outputs[message.request_id] for message in messages]
+        while not all(outputs and outputs[-1].is_last for outputs in asked):
             if adapter and not device_bytes and self.adapters.is_ready(adapter.object_key):
                 num_slabs = self.adapters.arena.owned_by(adapter.object_key)
                 device_bytes = num_slabs * self.scheduler.layout.slab_bytes
                 load_s = self.clock() - asked_at if is_cold else None
             yield
-        outputs = [self._outputs.pop(message.request_id) for message in messages]
-        answers = [Answer.of(m, o) for m, o in zip(messages, outputs, strict=True)]
-        return _Served(answers, load_s, device_bytes)
-
-    def _is_over(self, message: AddRequest) -> bool:
-        outputs = self._outputs[message.request_id]
-        return bool(outputs) and outputs[-1].is_last
-
-    def _is_known(self, adapter: AdapterRef) -> bool:
-        """Whether the adapter has left the store already, so that a cold load cannot be timed."""
-        entry = self.adapters.entries.get(adapter.object_key)
-        return entry is not None and entry.tier != "remote"
+        self._outputs.clear()
+        answers = [Answer.of(m, outputs) for m, outputs in zip(messages, asked, strict=True)]
+        return answers, device_bytes, load_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,19 +306,6 @@ class Answer:
         assert start is not None, "the prompts hold what invokes it"
         tokens = (*self.message.prompt_token_ids, *self.token_ids[:-1])
         return TokenSequence(tokens, start)
-
-
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """Answers to all prompts, and what loading the adapter took.
-
-    load_s: seconds until the adapter lay in the arena, None if it had left the store before.
-    device_bytes: size of its slabs.
-    """
-
-    answers: list[Answer]
-    load_s: float | None
-    device_bytes: int
 
 
 def fixed_prompts(

@@ -45,6 +45,7 @@ from registry.formats.peft_format import (
 from registry.ref import AdapterRef
 from registry.storage.storage import LocalStorage
 from tests.cpu_decoder import make_decoder
+from tests.engine.fakes import FakeReference
 from tests.engine.late_runner import LateRunner
 
 NUM_CODES = 255
@@ -310,4 +311,5 @@ def build_core(
         model = make_decoder(CONFIG, make_weights(), form, CONFIG.max_position_embeddings)
         runner = LateRunner(adapters)
         runner.runner = ModelRunner(model, slabs, form, runner.tables, meter, NUM_SWAP_SLOTS)
-    return EngineCore(scheduler, runner, Journal(folder / "journal", "eng-1", "base-1"))
+    journal = Journal(folder / "journal", "eng-1", "base-1")
+    return EngineCore(scheduler, runner, journal, FakeReference())

@@ -107,11 +107,8 @@ class FakeReference:
         self.num_units = 3
         self.rounding: float | None = None
 
-    def invocation_tokens(self, object_path: Path) -> tuple[int, ...] | None:
-        return self.invocation
-
-    def added_tokens(self, object_path: Path) -> Sequence[int]:
-        return ()
+    def own_tokens(self, object_path: Path) -> tuple[tuple[int, ...] | None, Sequence[int]]:
+        return self.invocation, ()
 
     def compare(self, sequences, object_path):
         digest = self.merges

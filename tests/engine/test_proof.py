@@ -220,14 +220,6 @@ def test_a_full_disk_says_nothing_about_the_adapter(tmp_path, ask, num_steps):
     assert run(core)[0]["p1"][1].verdict == "unavailable"
 
 
-def test_an_engine_without_a_reference_proves_nothing(tmp_path, ask):
-    core = make_core(tmp_path)
-    core.proofs.reference = None
-    [(gateway_id, result)] = core.handle("gw", ask())
-    assert (gateway_id, result.proof.verdict) == ("gw", "unavailable")
-    assert not core.has_work
-
-
 def test_proofs_come_one_after_the_other_and_only_so_many_wait(tmp_path, ask):
     core = make_core(tmp_path)
     answers = [core.handle("gw", ask(f"p{i}")) for i in range(MAX_WAITING + 1)]
