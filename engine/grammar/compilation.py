@@ -22,7 +22,7 @@ class Compilation:
     """A tenant's grammar: until it is compiled, requests that want it wait outside of the batch.
 
     matcher: at the start of an answer, once it is compiled.   error: why it cannot be served.
-    seconds: processor time of compilation and masks.   compile_s: that of a matcher.
+    compile_s: processor time of the compilation.
     """
 
     def __init__(self, tenant_id: str, text: str) -> None:
@@ -30,7 +30,6 @@ class Compilation:
         self.text = text
         self.matcher: Matcher | None = None
         self.error: str | None = None
-        self.seconds = 0.0
         self.compile_s = 0.0
         self._recent_s = 0.0
         self._new_s = 0.0
@@ -48,6 +47,5 @@ class Compilation:
 
     def note(self, seconds: float) -> None:
         """Note the processor time of an answer's next mask."""
-        self.seconds += seconds
         self._recent_s = max(seconds, _FORGETS * self._recent_s)
         self._new_s += seconds if seconds > _NEW_S else 0.0

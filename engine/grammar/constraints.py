@@ -82,7 +82,6 @@ class Constraints:
         self.lanes.note_compile(
             compilation.tenant_id, seconds, failed=compilation.error is not None
         )
-        compilation.seconds += seconds
         if compilation.error is None:
             compilation.compile_s = seconds
             compilation.matcher = matcher
