@@ -337,6 +337,7 @@ def _adapters(
         host_cache_bytes=config.host_cache_bytes,
         others=group,
         timeout_s=config.fetch_timeout_s,
+        max_fetches=config.max_fetches,
     )
     return AdapterManager(
         Arena(len(backend.slabs)),

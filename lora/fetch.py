@@ -3,15 +3,14 @@
     python -m lora.fetch --socket PATH --storage URL --cache DIR --quota-bytes N --max-fetches N
                          [--reserve-bytes N]
 
-The fetcher listens on a Unix socket for engines. Each line is one JSON object:
+The fetcher listens on a Unix socket for engines. A connection is one fetch, for which each side
+sends one line, a JSON object:
 
-    engine   {"op": "hello", "form": PackedForm}                                        first
-             {"op": "fetch", "order", "object_key", "digest", "size_bytes", "timeout_s"}
-             {"op": "drop", "order"}
-    fetcher  {"order", and the fields of a lora.loads.Fetched}
+    engine   {"form": PackedForm, "object_key", "digest", "size_bytes", "until"}
+    fetcher  the fields of a lora.loads.Fetched
 
-Every fetch is answered once, dropped or not, with its order's number. The process runs at the
-lowest priority: boto3 and packing in the engine's own process would triple the decode step's p99.
+An engine that hangs up before the answer drops its fetch. The process runs at the lowest priority:
+boto3 and packing in the engine's own process would triple the decode step's p99.
 """
 
 import argparse
@@ -23,18 +22,18 @@ import re
 import socket
 import struct
 import sys
-import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from lora import log_lines
 from lora.beat import Beat
 from lora.disk_cache import CacheInUse, DiskCache, packed_path
 from lora.download import Downloader
-from lora.errors import DROPPED, AdapterError, Failure
+from lora.errors import AdapterError, Failure
 from lora.loads import Fetched
 from lora.packed import PackedForm, PackedHeader, slabs_bytes
 from lora.packing import pack
@@ -45,10 +44,8 @@ from registry.storage.url import open_storage
 logger = logging.getLogger(__name__)
 
 _NICE = 19
-_MAX_ORDERS = 1024
-"""Orders that one engine may have, under way and in line."""
 _MAX_LINE_BYTES = 64 << 10
-_SEND_TIMEOUT_S = 10
+_LINE_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 10.0
 """How long the store may say nothing before the read is tried again."""
 _SILENCE_S = 30.0
@@ -58,65 +55,90 @@ _ACCEPT_S = 1.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Order:
-    """An order to bring one object to disk. until: its deadline by the monotonic clock."""
+    """An order to bring one object to disk.
 
-    number: int
+    until: its deadline by the machine's monotonic clock.   is_dropped: whether nobody waits for it
+    any more.
+    """
+
+    form: PackedForm
     object_key: str
     digest: str
     size_bytes: int
     until: float
-    is_dropped: threading.Event = field(default_factory=threading.Event)
-    future: Future[None] | None = None
+    is_dropped: Callable[[], bool]
 
     @classmethod
-    def of(cls, line: dict[str, Any]) -> "Order":
+    def of(cls, line: bytes, is_dropped: Callable[[], bool]) -> "Order":
         """Read an order from an engine's line. Raises KeyError, TypeError, ValueError."""
-        digest, size_bytes = line["digest"], int(line["size_bytes"])
+        fields = json.loads(line)
+        form, digest = PackedForm.from_json(fields["form"]), fields["digest"]
+        size_bytes, until = int(fields["size_bytes"]), float(fields["until"])
         if not _DIGEST.fullmatch(digest) or size_bytes <= 0:
             raise ValueError(f"not a digest and a size in bytes: {digest}, {size_bytes}")
-        until = time.monotonic() + float(line["timeout_s"])
-        return cls(int(line["order"]), str(line["object_key"]), digest, size_bytes, until)
+        return cls(form, str(fields["object_key"]), digest, size_bytes, until, is_dropped)
 
 
 class Fetcher:
-    """Brings packed objects to disk, `max_fetches` of all engines at once; the others queue."""
+    """Brings packed objects to disk; any thread may call it."""
 
-    def __init__(self, downloader: Downloader, cache: DiskCache, max_fetches: int) -> None:
+    def __init__(self, downloader: Downloader, cache: DiskCache) -> None:
         self.downloader = downloader
         self.cache = cache
-        self.pool = ThreadPoolExecutor(max_fetches, thread_name_prefix="fetch")
 
-    def fetch(self, order: Order, form: PackedForm) -> Fetched:
+    def serve(self, engine: socket.socket) -> None:
+        """Carry out the order that an engine sends on a new connection, and answer it."""
+        timeout = struct.pack("@ll", _LINE_TIMEOUT_S, 0)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            engine.setsockopt(socket.SOL_SOCKET, option, timeout)
+        with engine, engine.makefile("rb") as lines:
+            try:
+                line = lines.readline(_MAX_LINE_BYTES)
+                if _has_hung_up(engine):
+                    return
+                order = Order.of(line, partial(_has_hung_up, engine))
+            except (OSError, KeyError, TypeError, ValueError) as error:
+                logger.warning("a connection of an engine ends: %r", error)
+                return
+            fetched = replace(self.fetch(order), used_bytes=self.cache.used_bytes)
+            with contextlib.suppress(OSError):  # the engine has hung up, or does not read
+                engine.sendall(json.dumps(asdict(fetched)).encode() + b"\n")
+
+    def fetch(self, order: Order) -> Fetched:
         """Bring an object to disk; a failure is part of the result."""
-        started, key = time.monotonic(), order.object_key
-        path = packed_path(self.cache.root, order.digest, form.form_id)
+        started, key, num_shards = time.monotonic(), order.object_key, order.form.layout.num_shards
+        path = packed_path(self.cache.root, order.digest, order.form.form_id)
         try:
             with contextlib.suppress(FileNotFoundError):  # it may be evicted after the touch
                 if self.cache.touch(path):
-                    host_bytes = slabs_bytes(path) // form.layout.num_shards
+                    host_bytes = slabs_bytes(path) // num_shards
                     return Fetched(key, was_there=True, host_bytes=host_bytes)
             try:
-                header = self._store(order, form, path)
+                header = self._store(order, path)
             except OSError as error:
                 if error.errno not in FULL:
                     raise
                 self.cache.evict_half()
-                header = self._store(order, form, path)
+                header = self._store(order, path)
             return Fetched(
                 key,
                 seconds=time.monotonic() - started,
                 size_bytes=order.size_bytes,
-                host_bytes=header.slabs_bytes // form.layout.num_shards,
+                host_bytes=header.slabs_bytes // num_shards,
             )
         except AdapterError as error:
             return Fetched(key, error.failure)
         except OSError as error:
             reason = "the disk is full" if error.errno in FULL else str(error)
             return Fetched(key, Failure("unavailable", reason))
+        except Exception as error:
+            # A bug that one object triggers fails its own fetch; the pool would drop the error.
+            logger.exception("%s", key)
+            return Fetched(key, Failure("unavailable", f"the fetcher failed: {error!r}"))
 
-    def _store(self, order: Order, form: PackedForm, path: Path) -> PackedHeader:
+    def _store(self, order: Order, path: Path) -> PackedHeader:
         """Download, check and pack one object. Raises AdapterError, OSError."""
         with self.cache.reserve() as room:
             source = room.allocate(order.size_bytes)
@@ -126,95 +148,26 @@ class Fetcher:
                 order.size_bytes,
                 source,
                 timeout_s=order.until - time.monotonic(),
-                is_dropped=order.is_dropped.is_set,
+                is_dropped=order.is_dropped,
             )
-            header = pack(source, order.digest, form, room.allocate)
+            header = pack(source, order.digest, order.form, room.allocate)
             room.keep(path)
         return header
 
 
-class Connection:
-    """Orders of one engine. An engine that hangs up sends its orders again when it reconnects."""
-
-    def __init__(self, fetcher: Fetcher, engine: socket.socket) -> None:
-        self.fetcher = fetcher
-        self._socket = engine
-        self._orders: dict[int, Order] = {}
-        self._sending = threading.Lock()
-
-    def serve(self) -> None:
-        """Serve the engine until it hangs up or sends an invalid line."""
-        timeout = struct.pack("@ll", _SEND_TIMEOUT_S, 0)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
-        with self._socket, self._socket.makefile("rb") as lines:
-            try:
-                self._read(lines)
-            except (OSError, KeyError, TypeError, ValueError) as error:
-                logger.warning("a connection of an engine ends: %r", error)
-            finally:
-                for order in list(self._orders.values()):
-                    self._drop(order)
-
-    def _read(self, lines: BinaryIO) -> None:
-        form: PackedForm | None = None
-        while raw := lines.readline(_MAX_LINE_BYTES):
-            line = json.loads(raw)
-            if line["op"] == "hello":
-                form = PackedForm.from_json(line["form"])
-            elif line["op"] == "fetch" and form is not None:
-                self._start(Order.of(line), form)
-            elif line["op"] == "drop":
-                # The order is unknown if it was answered a moment ago.
-                if order := self._orders.get(line["order"]):
-                    self._drop(order)
-            else:
-                raise ValueError(f"{line['op']!r} was not expected")
-
-    def _start(self, order: Order, form: PackedForm) -> None:
-        if order.number in self._orders:
-            raise ValueError(f"the order {order.number} is being fetched already")
-        if len(self._orders) >= _MAX_ORDERS:
-            self._fail(order, Failure("unavailable", "too many fetches are waiting"))
-            return
-        self._orders[order.number] = order
-        order.future = self.fetcher.pool.submit(self._fetch, order, form)
-
-    def _drop(self, order: Order) -> None:
-        order.is_dropped.set()
-        if order.future and order.future.cancel():  # the order was still queued
-            self._fail(order, DROPPED)
-
-    def _fetch(self, order: Order, form: PackedForm) -> None:
-        try:
-            fetched = self.fetcher.fetch(order, form)
-        except Exception as error:
-            # A bug that one object triggers ends its own order, not the other fetches.
-            logger.exception("%s", order.object_key)
-            self._fail(order, Failure("unavailable", f"the fetcher failed: {error!r}"))
-        else:
-            self._answer(order, fetched)
-
-    def _fail(self, order: Order, failure: Failure) -> None:
-        self._answer(order, Fetched(order.object_key, failure))
-
-    def _answer(self, order: Order, fetched: Fetched) -> None:
-        self._orders.pop(order.number, None)
-        used_bytes = self.fetcher.cache.used_bytes
-        answer = asdict(fetched) | {"order": order.number, "used_bytes": used_bytes}
-        try:
-            with self._sending:
-                self._socket.sendall(json.dumps(answer).encode() + b"\n")
-        except OSError:
-            # The engine hung up or does not read; no line can follow one that may be half sent.
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+def _has_hung_up(engine: socket.socket) -> bool:
+    """Whether an engine has closed its connection, on which it sends nothing but its order."""
+    try:
+        return not engine.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
 
 
 def listen(path: Path) -> socket.socket:
     path.unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(str(path))
-    server.listen(1)
+    server.listen()
     return server
 
 
@@ -239,18 +192,18 @@ def main() -> None:
     try:
         with beat.busy("opening the disk cache", _OPENING_S):
             cache = DiskCache(args.cache, args.quota_bytes, FreeSpace(args.reserve_bytes))
-            fetcher = Fetcher(Downloader(storage, args.max_fetches), cache, args.max_fetches)
+            fetcher = Fetcher(Downloader(storage, args.max_fetches), cache)
     except CacheInUse as error:
         logger.error("%s", error)
         sys.exit(1)
     server = listen(args.socket)
     server.settimeout(_ACCEPT_S)
+    pool = ThreadPoolExecutor(args.max_fetches, thread_name_prefix="fetch")  # others wait in line
     while True:
         beat.beat()
         with contextlib.suppress(TimeoutError):
             engine, _ = server.accept()
-            # A new engine may connect while the old one's socket lingers, so both are served.
-            threading.Thread(target=Connection(fetcher, engine).serve, daemon=True).start()
+            pool.submit(fetcher.serve, engine)
 
 
 if __name__ == "__main__":

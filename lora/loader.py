@@ -59,6 +59,7 @@ class ThreadLoader:
     """Loads adapters for one engine. The queues are unbounded; the manager limits what it starts.
 
     cache_dir: the fetcher's folder.   fetcher: its socket.   timeout_s: time limit of one fetch.
+    max_fetches: fetches under way.
     arena: [num_slabs, slab_bytes] uint8.   device: the arena's device; None if it is host memory.
     host_cache_bytes: host memory for loaded adapters, pinned at the start if there is a device.
     others: the ranks that share the model with this one, which is the first; None for one rank.
@@ -75,6 +76,7 @@ class ThreadLoader:
         host_cache_bytes: int = 0,
         others: OtherRanks | None = None,
         timeout_s: float = 60.0,
+        max_fetches: int = 8,
     ) -> None:
         self.cache_dir = cache_dir
         self.form = form
@@ -83,7 +85,7 @@ class ThreadLoader:
         self._filler = SlabFiller(form, arena, device, shard, host_cache_bytes)
         self._done: queue.SimpleQueue[Loaded[DeviceTables] | BaseException] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[AdapterRef | _Placing] = queue.SimpleQueue()
-        self._client = FetchClient(fetcher, form, self._done.put, timeout_s)
+        self._client = FetchClient(fetcher, form, self._done.put, timeout_s, max_fetches)
         threading.Thread(target=self._run, name="adapter-loader", daemon=True).start()
 
     # ---- for the engine thread ----

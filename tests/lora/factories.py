@@ -3,14 +3,12 @@
 import contextlib
 import hashlib
 import http.client
-import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -114,49 +112,3 @@ class FetcherProcess:
         assert self.process.poll() is None, "the fetcher ended"
         with socket.socket(socket.AF_UNIX) as probe:
             return probe.connect_ex(str(self.path)) == 0
-
-
-class Wire:
-    """An engine's end of the fetcher's socket, line by line."""
-
-    def __init__(self, path: Path, form: PackedForm = FORM) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(DEADLINE_S)
-        self._socket.connect(str(path))
-        self._lines = self._socket.makefile("rb")
-        self._number = 0
-        self.send({"op": "hello", "form": asdict(form)})
-
-    def send(self, line: dict[str, Any]) -> None:
-        self._socket.sendall(json.dumps(line).encode() + b"\n")
-
-    def fetch(self, ref: AdapterRef, timeout_s: float = DEADLINE_S) -> int:
-        """Send an order to fetch an adapter, and return the order's number."""
-        self._number += 1
-        order = {"digest": ref.digest, "object_key": ref.object_key, "size_bytes": ref.size_bytes}
-        self.send({"op": "fetch", "order": self._number, "timeout_s": timeout_s, **order})
-        return self._number
-
-    def drop(self, number: int) -> None:
-        self.send({"op": "drop", "order": number})
-
-    def answer(self) -> dict[str, Any]:
-        """The fetcher's next answer. Raises EOFError if the fetcher has hung up."""
-        line = self._lines.readline()
-        if not line:
-            raise EOFError
-        answer = json.loads(line)
-        return answer | (answer["failure"] or {"kind": None, "error": None})
-
-    def close(self) -> None:
-        self._lines.close()
-        self._socket.close()
-
-
-@contextlib.contextmanager
-def connected(path: Path, form: PackedForm = FORM) -> Iterator[Wire]:
-    wire = Wire(path, form)
-    try:
-        yield wire
-    finally:
-        wire.close()

@@ -1,19 +1,23 @@
 """The fetcher as the engine sees it: a real process, a socket, an S3 store that fails on demand."""
 
+import contextlib
 import errno
+import json
 import os
+import queue
 import socket
 import subprocess
 import sys
-import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from lora.disk_cache import DiskCache, packed_path
 from lora.download import Downloader
+from lora.errors import DROPPED, Failure
 from lora.fetch import Fetcher, Order
+from lora.fetch_client import FetchClient
 from lora.host import read_packed
 from lora.layout import Layout
 from lora.packed import PackedForm
@@ -23,7 +27,6 @@ from tests.lora.factories import (
     DEADLINE_S,
     FORM,
     FetcherProcess,
-    connected,
     make_object,
     make_ref,
     put_object,
@@ -59,10 +62,26 @@ def mortal(s3, tmp_path):
     process.kill()
 
 
+class Engine:
+    """An engine's client of a fetcher, and the answers that it gets."""
+
+    def __init__(self, fetcher, form=FORM, timeout_s=10 * DEADLINE_S):
+        self._answers = queue.SimpleQueue()
+        self.client = FetchClient(fetcher.path, form, self._answers.put, timeout_s, 9)
+
+    def answer(self):
+        return self._answers.get(timeout=DEADLINE_S)
+
+    def fetch(self, ref):
+        self.client.fetch(ref)
+        answer = self.answer()
+        assert answer.key == ref.object_key
+        return answer
+
+
 @pytest.fixture
-def wire(fetcher):
-    with connected(fetcher.path) as wire:
-        yield wire
+def engine(fetcher):
+    return Engine(fetcher)
 
 
 def start_fetcher(s3, folder):
@@ -78,11 +97,14 @@ def put_new(s3, key=None):
     return put_object(s3, key or f"k{seed}", make_object(seed))
 
 
-def fetch(wire, ref, timeout_s=DEADLINE_S):
-    number = wire.fetch(ref, timeout_s)
-    answer = wire.answer()
-    assert (answer["order"], answer["key"]) == (number, ref.object_key)
-    return answer
+def bytes_in(fetcher):
+    return sum((fetcher.cache / name).stat().st_size for name in fetcher.files())
+
+
+def order_line(**changes):
+    order = {"form": asdict(FORM), "object_key": "k", "digest": "0" * 64, "size_bytes": 1,
+             "until": 0.0}  # fmt: skip
+    return json.dumps(order | changes).encode() + b"\n"
 
 
 def read(fetcher, ref, form=FORM):
@@ -93,26 +115,25 @@ def read(fetcher, ref, form=FORM):
 # ---- results of a fetch ----
 
 
-def test_an_object_is_brought_to_disk_packed(s3, fetcher, wire):
+def test_an_object_is_brought_to_disk_packed(s3, fetcher, engine):
     ref = put_new(s3)
-    answer = fetch(wire, ref)
-    assert (answer["kind"], answer["error"], answer["was_there"]) == (None, None, False)
-    assert answer["size_bytes"] == ref.size_bytes
-    assert answer["seconds"] > 0
+    answer = engine.fetch(ref)
+    assert (answer.failure, answer.was_there) == (None, False)
+    assert answer.size_bytes == ref.size_bytes
+    assert answer.seconds > 0
     assert read(fetcher, ref).digest == ref.digest
-    used = sum((fetcher.cache / name).stat().st_size for name in fetcher.files())
-    assert answer["used_bytes"] == used
+    assert answer.used_bytes == bytes_in(fetcher)
     assert all(name.endswith(".packed") for name in fetcher.files()), "no draft is left"
 
 
-def test_what_is_there_is_not_asked_for_again(s3, fetcher, wire):
+def test_what_is_there_is_not_asked_for_again(s3, fetcher, engine):
     ref = put_new(s3)
-    first = fetch(wire, ref)
+    first = engine.fetch(ref)
     before = s3.count()
-    answer = fetch(wire, ref)
-    assert (answer["kind"], answer["was_there"], answer["size_bytes"]) == (None, True, 0)
+    answer = engine.fetch(ref)
+    assert (answer.failure, answer.was_there, answer.size_bytes) == (None, True, 0)
     slabs_bytes = read(fetcher, ref).size_bytes  # which wait before a device
-    assert first["host_bytes"] == answer["host_bytes"] == slabs_bytes
+    assert first.host_bytes == answer.host_bytes == slabs_bytes
     assert s3.count() == before
 
 
@@ -120,79 +141,71 @@ def test_each_arena_gets_a_form_of_its_own(s3, fetcher):
     ref = put_new(s3)
     halves = PackedForm(Layout.of(FORM.layout.shape, 2), "float16", "base-1")
     for form in (FORM, halves):
-        with connected(fetcher.path, form) as wire:
-            assert fetch(wire, ref)["was_there"] is False
+        assert Engine(fetcher, form).fetch(ref).was_there is False
         assert read(fetcher, ref, form).digest == ref.digest
 
 
-def test_equal_files_of_two_tenants_are_fetched_each_for_itself(s3, wire):
+def test_equal_files_of_two_tenants_are_fetched_each_for_itself(s3, engine):
     """One tenant's object is missing in the store, which does not affect the other's."""
     ref = put_new(s3, "tenants/one/same")
     gone = replace(ref, object_key="tenants/two/same")
     s3.fail("hang", key=ref.object_key)
-    first = wire.fetch(ref)
-    assert fetch(wire, gone)["kind"] == "missing"
+    engine.client.fetch(ref)
+    assert engine.fetch(gone).failure.kind == "missing"
     s3.clear()
-    answer = wire.answer()
-    assert (answer["order"], answer["kind"]) == (first, None)
+    answer = engine.answer()
+    assert (answer.key, answer.failure) == (ref.object_key, None)
 
 
 # ---- a store that fails ----
 
 
-def test_a_store_that_never_answers_is_given_up_in_time(s3, wire):
+def test_a_store_that_never_answers_is_given_up_in_time(s3, fetcher, engine):
     ref = put_new(s3)
     s3.fail("hang", key=ref.object_key)
-    answer = fetch(wire, ref, timeout_s=0.3)
-    assert (answer["kind"], answer["error"]) == ("unavailable", "the store was too slow")
+    answer = Engine(fetcher, timeout_s=0.3).fetch(ref)
+    assert answer.failure == Failure("unavailable", "the store was too slow")
     s3.clear()
-    assert fetch(wire, ref)["kind"] is None
+    assert engine.fetch(ref).failure is None
 
 
-def test_an_object_larger_than_the_cache_is_too_large_without_a_byte(s3, wire):
+def test_an_object_larger_than_the_cache_is_too_large_without_a_byte(s3, engine):
     ref = make_ref(make_object(next(_seeds)), "huge")
-    assert fetch(wire, replace(ref, size_bytes=1 << 40))["kind"] == "too_large"
+    assert engine.fetch(replace(ref, size_bytes=1 << 40)).failure.kind == "too_large"
     assert s3.count("huge") == 0
 
 
 # ---- dropped fetches and waiting fetches ----
 
 
-def test_a_dropped_fetch_is_answered_though_the_store_hangs(s3, fetcher, wire):
+def test_a_dropped_fetch_ends_though_the_store_hangs(s3, fetcher, engine):
     ref = put_new(s3)
     s3.fail("stall", key=ref.object_key)
-    number = wire.fetch(ref)
+    engine.client.fetch(ref)
     wait_for(lambda: s3.count(ref.object_key))
-    wire.drop(number)
-    answer = wire.answer()
-    assert (answer["order"], answer["kind"]) == (number, "dropped")
+    engine.client.drop(ref.object_key)
+    answer = engine.answer()
+    assert (answer.key, answer.failure) == (ref.object_key, DROPPED)
     wait_for(lambda: not [name for name in fetcher.files() if "draft" in name])
 
 
-def test_further_fetches_wait_in_line_and_the_line_has_an_end(s3, wire):
+def test_what_is_dropped_in_line_is_not_fetched_when_its_turn_comes(s3, engine):
     s3.fail("hang")
-    first = put_new(s3)
-    for number in range(8):
-        wire.fetch(replace(first, object_key=f"hang{number}"))
+    dropped, last = put_new(s3), put_new(s3)
+    hanging = [replace(dropped, object_key=f"hang{number}") for number in range(8)]
+    for ref in hanging:
+        engine.client.fetch(ref)
     wait_for(lambda: s3.count("hang") == 8)
-    in_line = wire.fetch(first)
-    wire.drop(in_line)
-    answer = wire.answer()
-    assert (answer["order"], answer["kind"]) == (in_line, "dropped"), "it need not come to its turn"
-    for _ in range(1024 - 8 + 1):
-        last = wire.fetch(first)
-    answer = wire.answer()
-    assert (answer["order"], answer["kind"]) == (last, "unavailable")
-    assert s3.count(first.object_key) == 0
-
-
-def test_when_an_engine_hangs_up_nothing_is_fetched_for_it_any_more(s3, fetcher):
-    ref = put_new(s3)
-    s3.fail("stall", key=ref.object_key)
-    with connected(fetcher.path) as wire:
-        wire.fetch(ref)
-        wait_for(lambda: s3.count(ref.object_key))
-    wait_for(lambda: not [name for name in fetcher.files() if "draft" in name])
+    engine.client.fetch(dropped)
+    engine.client.drop(dropped.object_key)
+    assert engine.answer().failure == DROPPED, "it need not come to its turn"
+    engine.client.fetch(last)
+    s3.clear()
+    for ref in hanging:
+        engine.client.drop(ref.object_key)
+    answers = [engine.answer() for _ in range(9)]
+    assert last.object_key in {answer.key for answer in answers if answer.failure is None}
+    assert s3.count(dropped.object_key) == 0
 
 
 @pytest.mark.parametrize(
@@ -200,50 +213,39 @@ def test_when_an_engine_hangs_up_nothing_is_fetched_for_it_any_more(s3, fetcher)
     [
         b"no json\n",
         b"[]\n",
-        b'{"op": "unheard of"}\n',
-        b'{"op": "fetch", "order": 1, "object_key": "k", "digest": "../x", "size_bytes": 1,'
-        b' "timeout_s": 1}\n',
-        b'{"op": "hello", "form": {}}\n',
+        b'{"form": {}}\n',
+        order_line(digest="../x"),
+        order_line(size_bytes=0),
         b'"' + b"x" * (65 << 10) + b'"\n',
     ],
 )
-def test_a_line_that_cannot_be_understood_ends_its_connection_only(s3, fetcher, line):
-    with connected(fetcher.path) as bad, connected(fetcher.path) as good:
-        bad._socket.sendall(line)
-        with pytest.raises((EOFError, ConnectionResetError)):
-            bad.answer()
-        assert fetch(good, put_new(s3))["kind"] is None
-
-
-def test_a_fetch_before_the_form_is_known_ends_the_connection(fetcher):
-    with socket.socket(socket.AF_UNIX) as engine:
-        engine.connect(str(fetcher.path))
-        engine.sendall(b'{"op": "fetch"}\n')
-        engine.settimeout(DEADLINE_S)
-        assert engine.recv(1) == b""
+def test_a_line_that_cannot_be_understood_ends_its_connection_only(s3, fetcher, engine, line):
+    with socket.socket(socket.AF_UNIX) as bad:
+        bad.settimeout(DEADLINE_S)
+        bad.connect(str(fetcher.path))
+        bad.sendall(line)
+        with contextlib.suppress(ConnectionResetError):
+            assert bad.recv(1) == b""
+    assert engine.fetch(put_new(s3)).failure is None
 
 
 # ---- the process and its disk ----
 
 
-def test_a_fetcher_killed_while_it_writes_leaves_a_cache_that_works(s3, mortal):
-    whole, half = put_new(s3), put_new(s3)
-    with connected(mortal.path) as wire:
-        fetch(wire, whole)
-        s3.fail("stall", key=half.object_key)
-        wire.fetch(half)
-        wait_for(lambda: [name for name in mortal.files() if "draft" in name])
-        mortal.kill()
+def test_a_fetcher_killed_while_it_writes_leaves_a_cache_that_works_and_is_asked_again(s3, mortal):
+    whole, half, engine = put_new(s3), put_new(s3), Engine(mortal)
+    engine.fetch(whole)
+    s3.fail("stall", key=half.object_key)
+    engine.client.fetch(half)
+    wait_for(lambda: [name for name in mortal.files() if "draft" in name])
+    mortal.kill()
     s3.clear()
     mortal.start()
+    answer = engine.answer()
+    assert (answer.key, answer.failure) == (half.object_key, None)
+    assert engine.fetch(whole).was_there is True
     assert [name for name in mortal.files() if "draft" in name] == []
-    with connected(mortal.path) as wire:
-        assert fetch(wire, whole)["was_there"] is True
-        answer = fetch(wire, half)
-    assert answer["kind"] is None
-    assert answer["used_bytes"] == sum(
-        (mortal.cache / name).stat().st_size for name in mortal.files()
-    )
+    assert answer.used_bytes == bytes_in(mortal)
     assert read(mortal, half).digest == half.digest
 
 
@@ -257,7 +259,7 @@ def local(tmp_path):
     """(cache of a fetcher in this process, function that fetches a new adapter from a folder)"""
     storage = LocalStorage(tmp_path / "objects")
     cache = DiskCache(tmp_path / "cache", 10_000_000)
-    fetcher = Fetcher(Downloader(storage), cache, 8)
+    fetcher = Fetcher(Downloader(storage), cache)
 
     def fetch_new(timeout_s=DEADLINE_S):
         data = make_object(next(_seeds))
@@ -265,8 +267,8 @@ def local(tmp_path):
         ref = make_ref(data)
         storage.put(ref.digest, tmp_path / "upload")
         until = time.monotonic() + timeout_s
-        order = Order(1, ref.digest, ref.digest, ref.size_bytes, until, threading.Event())
-        return fetcher.fetch(order, FORM)
+        order = Order(FORM, ref.digest, ref.digest, ref.size_bytes, until, lambda: False)
+        return fetcher.fetch(order)
 
     yield cache, fetch_new
     cache.close()

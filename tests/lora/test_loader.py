@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import socket
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +16,6 @@ from lora.fetch_client import ANSWER_MARGIN_S, FetchClient
 from lora.host import open_packed, read_packed
 from lora.loader import ThreadLoader
 from lora.loads import Fetched, Placed, Read
-from lora.packed import PackedForm
 from registry.storage.storage import LocalStorage
 from tests.engine.gpu.fake_device import FakeDevice
 from tests.lora.factories import FORM, FetcherProcess, make_object, make_ref, wait_for
@@ -263,77 +262,32 @@ def test_placing_what_is_not_the_adapter_ends_the_engine_not_the_answer(tiers, o
 # ---- the fetcher dies, hangs, comes back ----
 
 
-def test_an_order_is_sent_again_when_the_fetcher_dies_over_it(tmp_path):
-    path = tmp_path / "fetch.sock"
-    loader = None
-    for life in (1, 2):
-        with fetcher_of_one_connection(path) as server:
-            loader = loader or ThreadLoader(tmp_path, path, FORM, torch.zeros(0))
-            if life == 1:
-                loader.fetch(make_ref(make_object()))
-            connection, _ = server.accept()
-            with connection, connection.makefile("rb") as lines:
-                if life == 1:
-                    connection.sendall(b"half a li\n")
-                hello, order = json.loads(lines.readline()), json.loads(lines.readline())
-                assert PackedForm.from_json(hello["form"]).form_id == FORM.form_id
-                assert (order["op"], order["object_key"]) == ("fetch", "k")
-                if life == 2:
-                    connection.sendall(answer_to(order) + answer_to(order))
-                    assert next_loaded(loader).failure is None
-                    loader.fetch(make_ref(make_object(1), "next"))
-                    connection.sendall(answer_to(json.loads(lines.readline())))
-                    assert next_loaded(loader).key == "next", "a second answer counts for nobody"
-
-
-@contextlib.contextmanager
-def fetcher_of_one_connection(path):
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        server.listen(1)
-        server.settimeout(20)
-        yield server
-
-
-def answer_to(order, failure=None):
-    answer = asdict(Fetched(order["object_key"], failure, size_bytes=1)) | {"order": order["order"]}
-    return json.dumps(answer).encode() + b"\n"
-
-
 def test_a_fetcher_that_never_answers_fails_the_order_in_time(silent_fetcher):
     done = []
-    client = FetchClient(silent_fetcher, FORM, done.append, timeout_s=-ANSWER_MARGIN_S)
+    client = FetchClient(silent_fetcher, FORM, done.append, 0.1 - ANSWER_MARGIN_S, 1)
     client.fetch(make_ref(make_object()))
     wait_for(lambda: done)
     assert [(d.key, d.failure.kind) for d in done] == [("k", "unavailable")]
 
 
-def test_a_dropped_order_is_reported_once_by_the_fetchers_answer(tmp_path):
-    with fetcher_of_one_connection(tmp_path / "s") as server:
-        loader = ThreadLoader(tmp_path, tmp_path / "s", FORM, torch.zeros(0))
-        connection, _ = server.accept()
-        with connection, connection.makefile("rb") as lines:
-            assert json.loads(lines.readline())["op"] == "hello"
-            loader.fetch(make_ref(make_object()))
-            order = json.loads(lines.readline())
-            loader.drop("k")
-            assert json.loads(lines.readline()) == {"op": "drop", "order": order["order"]}
-            loader.fetch(make_ref(make_object()))  # the adapter is wanted again
-            again = json.loads(lines.readline())
-            assert (again["op"], again["object_key"]) == ("fetch", "k")
-            assert again["order"] != order["order"]
-            connection.sendall(answer_to(order, DROPPED))
-            assert next_loaded(loader).failure.kind == "dropped"
-            connection.sendall(answer_to(again))
-            assert next_loaded(loader).failure is None
-
-
-def test_an_order_dropped_while_there_is_no_fetcher_is_reported_at_once(tmp_path):
-    loader = ThreadLoader(tmp_path, tmp_path / "nobody", FORM, torch.zeros(0))
+def test_an_order_that_is_dropped_is_reported_once_and_its_connection_ends(tmp_path):
+    loader = ThreadLoader(tmp_path, tmp_path / "s", FORM, torch.zeros(0))
     loader.fetch(make_ref(make_object()))
     loader.drop("k")
-    assert next_loaded(loader).failure.kind == "dropped"
+    assert next_loaded(loader).failure == DROPPED, "though there is no fetcher yet"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        server.settimeout(20)
+        for _ in range(2):  # the adapter is wanted again
+            loader.fetch(make_ref(make_object()))
+            connection, _ = server.accept()
+            connection.settimeout(20)
+            with connection, connection.makefile("rb") as lines:
+                assert json.loads(lines.readline())["object_key"] == "k"
+                loader.drop("k")
+                assert lines.readline() == b""
+            assert next_loaded(loader).failure == DROPPED
     loader.drop("k")  # a drop of an order that is not under way has no effect
     assert loader.poll() == []
 
@@ -341,7 +295,7 @@ def test_an_order_dropped_while_there_is_no_fetcher_is_reported_at_once(tmp_path
 # ---- the engine thread never waits ----
 
 
-def test_the_engine_thread_opens_sends_and_waits_for_nothing(tiers, tmp_path):
+def test_the_engine_thread_opens_sends_and_waits_for_nothing(tiers, silent_fetcher, tmp_path):
     """The fetcher hangs, and the loader's thread hangs in the read of a file."""
     refs = [make_ref(make_object(seed), f"k{seed}") for seed in range(20)]
     on_disk = tiers.on_disk(31)
@@ -356,13 +310,8 @@ def test_the_engine_thread_opens_sends_and_waits_for_nothing(tiers, tmp_path):
             loader.drop(ref.object_key)
             done.extend(loader.poll())
 
-    with fetcher_of_one_connection(tmp_path / "s") as server:
-        loader = ThreadLoader(tmp_path, tmp_path / "s", FORM, tiers.arena)
-        connection, _ = server.accept()
-        with connection, connection.makefile("rb") as lines:
-            # Without a connection, dropped orders would be reported at once.
-            assert json.loads(lines.readline())["op"] == "hello"
-            with hanging_read(loader, tmp_path):
-                assert forbidden_calls(engine) == []
-                assert done == [], "everything waits behind the read that hangs"
-            wait_for(lambda: done.extend(loader.poll()) or len(done) == 2 * len(refs) + 1)
+    loader = ThreadLoader(tmp_path, silent_fetcher, FORM, tiers.arena)
+    with hanging_read(loader, tmp_path):
+        assert forbidden_calls(engine) == []
+        assert {type(d) for d in done} <= {Fetched}, "all else waits behind the read that hangs"
+    wait_for(lambda: done.extend(loader.poll()) or len(done) == 3 * len(refs) + 1)
