@@ -6,7 +6,7 @@
 The fetcher listens on a Unix socket for engines. A connection is one fetch, for which each side
 sends one line, a JSON object:
 
-    engine   {"form": PackedForm, "object_key", "digest", "size_bytes", "until"}
+    engine   {"form": a PackedForm as JSON, "object_key", "digest", "size_bytes", "until"}
     fetcher  the fields of a lora.loads.Fetched
 
 An engine that hangs up before the answer drops its fetch. The process runs at the lowest priority:
@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from lora import log_lines
@@ -74,11 +74,16 @@ class Order:
     def of(cls, line: bytes, is_dropped: Callable[[], bool]) -> "Order":
         """Read an order from an engine's line. Raises KeyError, TypeError, ValueError."""
         fields = json.loads(line)
-        form, digest = PackedForm.from_json(fields["form"]), fields["digest"]
+        form, digest = _form(fields["form"]), fields["digest"]
         size_bytes, until = int(fields["size_bytes"]), float(fields["until"])
         if not _DIGEST.fullmatch(digest) or size_bytes <= 0:
             raise ValueError(f"not a digest and a size in bytes: {digest}, {size_bytes}")
         return cls(form, str(fields["object_key"]), digest, size_bytes, until, is_dropped)
+
+
+@lru_cache
+def _form(text: str) -> PackedForm:
+    return PackedForm.from_json(json.loads(text))
 
 
 class Fetcher:

@@ -57,7 +57,7 @@ class FetchClient:
         max_fetches: int,
     ) -> None:
         self.path = path
-        self.form = asdict(form)
+        self.form = json.dumps(asdict(form))
         self.done = done
         self.timeout_s = timeout_s
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
