@@ -54,7 +54,7 @@ class DiskCache:
         self.quota_bytes = quota_bytes
         self._space = space or FreeSpace()
         self._counting = threading.Lock()
-        self._reserved_bytes = 0
+        self._drafts: dict[Path, int] = {}  # bytes of each
         with self._counting:
             self._open()
             self._evict_down_to(quota_bytes)
@@ -65,7 +65,11 @@ class DiskCache:
 
     @property
     def used_bytes(self) -> int:
-        return self._kept_bytes + self._reserved_bytes
+        return self._kept_bytes + self._draft_bytes
+
+    @property
+    def _draft_bytes(self) -> int:
+        return sum(list(self._drafts.values()))
 
     def touch(self, path: Path) -> bool:
         """Mark the file as the most recently used; returns whether it exists."""
@@ -77,63 +81,64 @@ class DiskCache:
         return False
 
     @contextlib.contextmanager
-    def reserve(self) -> Iterator["Room"]:
-        """Open a room for drafts; those not kept are deleted at the end. Raises CacheInUse."""
+    def drafts(self) -> Iterator[list[Path]]:
+        """A list for `allocate`; drafts in it that were not kept are deleted at the end.
+
+        Raises CacheInUse.
+        """
         with self._counting:
             if not _names(self.root, self._held):
                 before = self._held
                 self._open()
                 before.close()
-        room = Room(self)
+        drafts: list[Path] = []
         try:
-            yield room
+            yield drafts
         finally:
-            room.clear()
+            for path in drafts:
+                with contextlib.suppress(FileNotFoundError):
+                    os.truncate(path, 0)  # frees the blocks even if a hanging read has it open
+                    path.unlink()
+            with self._counting:
+                for path in drafts:
+                    self._drafts.pop(path, None)
 
-    def evict_half(self) -> None:
-        """Evict the least recently used half of the files' bytes, since the disk is full."""
-        with self._counting:
-            self._evict_down_to(self._kept_bytes // 2 + self._reserved_bytes)
+    def allocate(self, drafts: list[Path], size_bytes: int) -> Path:
+        """Add to `drafts` one of zeros with its disk blocks allocated; files are evicted for it.
 
-    # ---- for Room ----
-
-    @contextlib.contextmanager
-    def take(self, size_bytes: int) -> Iterator[None]:
-        """Count bytes as reserved, and hold room on the disk while the block writes them; files are
-        evicted to make room.
-
-        Raises AdapterError: the quota is full of downloads, or the rest of the disk is for others.
+        Raises AdapterError: too_large for the quota; unavailable if that is full of downloads, or
+        the rest of the disk is for others; OSError.
         """
+        if sum(self._drafts[path] for path in drafts) + size_bytes > self.quota_bytes:
+            raise AdapterError(
+                "too_large", f"it does not fit the disk cache of {self.quota_bytes} bytes"
+            )
+        path = self.root / f"{uuid.uuid4().hex}{_DRAFT}"
         with contextlib.ExitStack() as held:
             with self._counting:
-                if self._reserved_bytes + size_bytes > self.quota_bytes:
-                    raise AdapterError(
-                        "unavailable", "the disk cache is full of downloads under way"
-                    )
-                self._evict_down_to(self.quota_bytes - size_bytes)
-                missing_bytes = size_bytes - self._space.left_bytes(self.root)
-                if 0 < missing_bytes <= self._kept_bytes:
-                    self._evict_down_to(self.used_bytes - missing_bytes)
+                self._make_room(size_bytes)
                 try:
                     held.enter_context(self._space.promise((self.root, size_bytes)))
                 except NoRoom:
                     raise AdapterError("unavailable", "the disk is full") from None
-                self._reserved_bytes += size_bytes
-            yield
+                self._drafts[path] = size_bytes
+                drafts.append(path)
+            with path.open("xb") as file:
+                os.posix_fallocate(file.fileno(), 0, size_bytes)
+        return path
 
-    def give_back(self, size_bytes: int) -> None:
-        with self._counting:
-            self._reserved_bytes -= size_bytes
-
-    def keep(self, draft: Path, path: Path) -> int:
-        """Rename a draft to `path` and count it as kept, not reserved. Returns its bytes."""
+    def keep(self, draft: Path, path: Path) -> None:
+        """Rename a draft, which is complete, to `path`, and count it as kept."""
         with self._counting:
             self._forget(path)
             draft.rename(path)
-            stat = path.stat()
-            self._note(path, stat)
-            self._reserved_bytes -= stat.st_size
-        return stat.st_size
+            self._note(path, path.stat())
+            del self._drafts[draft]
+
+    def evict_half(self) -> None:
+        """Evict the least recently used half of the files' bytes, since the disk is full."""
+        with self._counting:
+            self._evict_down_to(self._kept_bytes // 2 + self._draft_bytes)
 
     # ---- inside, with `_counting` held ----
 
@@ -158,6 +163,15 @@ class DiskCache:
         _, size_bytes = self._files.pop(path, (0, 0))
         self._kept_bytes -= size_bytes
 
+    def _make_room(self, size_bytes: int) -> None:
+        """Evict files to make room. Raises AdapterError."""
+        if self._draft_bytes + size_bytes > self.quota_bytes:
+            raise AdapterError("unavailable", "the disk cache is full of downloads under way")
+        self._evict_down_to(self.quota_bytes - size_bytes)
+        missing_bytes = size_bytes - self._space.left_bytes(self.root)
+        if 0 < missing_bytes <= self._kept_bytes:
+            self._evict_down_to(self.used_bytes - missing_bytes)
+
     def _evict_down_to(self, size_bytes: int) -> None:
         """Evict until at most `size_bytes` are used, or no file is left to evict."""
         while self.used_bytes > size_bytes and self._files:
@@ -170,45 +184,6 @@ class DiskCache:
                     self._note(path, stat)  # the engine has touched it: its turn comes later
                 else:
                     path.unlink()
-
-
-class Room:
-    """Bytes reserved in a disk cache, and the drafts that fill them."""
-
-    def __init__(self, cache: DiskCache) -> None:
-        self.cache = cache
-        self.size_bytes = 0
-        self._drafts: list[Path] = []
-
-    def allocate(self, size_bytes: int) -> Path:
-        """Create a draft of zeros with its disk blocks allocated.
-
-        Raises AdapterError: too_large, unavailable; OSError.
-        """
-        if self.size_bytes + size_bytes > self.cache.quota_bytes:
-            raise AdapterError(
-                "too_large", f"it does not fit the disk cache of {self.cache.quota_bytes} bytes"
-            )
-        path = self.cache.root / f"{uuid.uuid4().hex}{_DRAFT}"
-        with self.cache.take(size_bytes):
-            self.size_bytes += size_bytes
-            self._drafts.append(path)
-            with path.open("xb") as file:
-                os.posix_fallocate(file.fileno(), 0, size_bytes)
-        return path
-
-    def keep(self, path: Path) -> None:
-        """Rename the newest draft, which is complete, to `path` and keep it."""
-        self.size_bytes -= self.cache.keep(self._drafts[-1], path)
-
-    def clear(self) -> None:
-        """Delete the drafts that were not kept, then give their room back."""
-        for path in self._drafts:
-            with contextlib.suppress(FileNotFoundError):
-                os.truncate(path, 0)  # frees the blocks even if a hanging read keeps the file open
-                path.unlink()
-        self.cache.give_back(self.size_bytes)
-        self.size_bytes = 0
 
 
 def _names(root: Path, held: BinaryIO) -> bool:

@@ -145,8 +145,9 @@ class Fetcher:
 
     def _store(self, order: Order, path: Path) -> PackedHeader:
         """Download, check and pack one object. Raises AdapterError, OSError."""
-        with self.cache.reserve() as room:
-            source = room.allocate(order.size_bytes)
+        with self.cache.drafts() as drafts:
+            allocate = partial(self.cache.allocate, drafts)
+            source = allocate(order.size_bytes)
             self.downloader.download(
                 order.object_key,
                 order.digest,
@@ -155,8 +156,8 @@ class Fetcher:
                 timeout_s=order.until - time.monotonic(),
                 is_dropped=order.is_dropped,
             )
-            header = pack(source, order.digest, order.form, room.allocate)
-            room.keep(path)
+            header = pack(source, order.digest, order.form, allocate)
+            self.cache.keep(drafts[-1], path)
         return header
 
 

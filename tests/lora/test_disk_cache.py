@@ -35,11 +35,11 @@ def path_of(cache, name):
 
 def store(cache, name, size_bytes, canonical_bytes=1):
     """Store an adapter as the fetcher does: a download, then a packed file."""
-    with cache.reserve() as room:
-        room.allocate(canonical_bytes)
-        room.allocate(size_bytes)
+    with cache.drafts() as drafts:
+        cache.allocate(drafts, canonical_bytes)
+        draft = cache.allocate(drafts, size_bytes)
         assert bytes_on_disk(cache) <= cache.quota_bytes
-        room.keep(path_of(cache, name))
+        cache.keep(draft, path_of(cache, name))
 
 
 def bytes_on_disk(cache):
@@ -72,8 +72,8 @@ def test_what_the_engine_has_opened_stays(make_cache):
 def test_room_is_reserved_before_the_first_byte(make_cache):
     cache = make_cache(300)
     store(cache, "a", 200)
-    with cache.reserve() as room:
-        draft = room.allocate(250)
+    with cache.drafts() as drafts:
+        draft = cache.allocate(drafts, 250)
         assert names(cache) == set()
         assert draft.stat().st_size == 250
         assert cache.used_bytes == 250
@@ -83,8 +83,8 @@ def test_room_is_reserved_before_the_first_byte(make_cache):
 def test_what_is_larger_than_the_quota_is_too_large_and_evicts_nobody(make_cache):
     cache = make_cache(300)
     store(cache, "a", 200)
-    with pytest.raises(AdapterError) as refused, cache.reserve() as room:
-        room.allocate(301)
+    with pytest.raises(AdapterError) as refused, cache.drafts() as drafts:
+        cache.allocate(drafts, 301)
     assert refused.value.failure.kind == "too_large"
     assert names(cache) == {"a"}
 
@@ -100,21 +100,21 @@ def test_an_adapter_that_outgrows_the_quota_when_packed_is_too_large(make_cache)
 def test_room_that_others_have_reserved_is_not_taken_from_them(make_cache):
     cache = make_cache(300)
     store(cache, "a", 50)
-    with cache.reserve() as room:
-        room.allocate(200)
-        with pytest.raises(AdapterError) as refused, cache.reserve() as another:
-            another.allocate(101)
+    with cache.drafts() as drafts:
+        cache.allocate(drafts, 200)
+        with pytest.raises(AdapterError) as refused, cache.drafts() as others:
+            cache.allocate(others, 101)
         assert refused.value.failure.kind == "unavailable", "there will be room when they are done"
         assert names(cache) == {"a"}, "nobody is evicted in vain"
-        with cache.reserve() as another:
-            another.allocate(100)
+        with cache.drafts() as others:
+            cache.allocate(others, 100)
             assert names(cache) == set()
 
 
 def test_a_draft_that_a_read_still_has_open_holds_no_room(make_cache):
     cache = make_cache()
-    with cache.reserve() as room:
-        hanging = room.allocate(100).open("r+b")
+    with cache.drafts() as drafts:
+        hanging = cache.allocate(drafts, 100).open("r+b")
     with hanging:
         assert os.fstat(hanging.fileno()).st_blocks == 0
 
@@ -222,16 +222,16 @@ class Fetches:
 
     def begin(self, size_bytes):
         with contextlib.ExitStack() as stack:
-            room = stack.enter_context(self.cache.reserve())
-            room.allocate(size_bytes)
-            self.under_way.append((room, stack.pop_all()))
+            drafts = stack.enter_context(self.cache.drafts())
+            draft = self.cache.allocate(drafts, size_bytes)
+            self.under_way.append((draft, stack.pop_all()))
 
     def end(self, is_kept, name):
         if self.under_way:
-            room, stack = self.under_way.pop()
+            draft, stack = self.under_way.pop()
             with stack:
                 if is_kept:
-                    room.keep(path_of(self.cache, name))
+                    self.cache.keep(draft, path_of(self.cache, name))
 
     def vanish(self, name):
         path_of(self.cache, name).unlink(missing_ok=True)
