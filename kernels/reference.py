@@ -6,10 +6,11 @@ and take tensors in host memory.
 
 import numpy as np
 import torch
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import linear
 
 from kernels import attention, elementwise, sampling
 from kernels.block import adapter_blocks, places_of, scale_of
+from kernels.elementwise import Activation
 from kernels.packed import PackedWeight
 from kernels.routing import Routing, choose_experts, group_by_expert, weighted_sum
 from kernels.stacked import ExpertStack
@@ -70,24 +71,15 @@ def add_rms_norm(
     return elementwise.rms_norm(residual, weight, eps)
 
 
-def silu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
-    """silu(gate) * up, [T, intermediate], computed in float32 and rounded once.
+def gated(
+    gate_up: torch.Tensor, activation: Activation, delta: Delta | None = None
+) -> torch.Tensor:
+    """silu(gate) * up or gelu(gate) * up, [T, intermediate], in float32 and rounded once.
 
     gate_up: [T, 2 * intermediate], gate first.   delta: is added to gate_up first.
     """
-    gate, up = _gate_and_up(gate_up, delta)
-    return (silu(gate) * up).to(gate_up.dtype)
-
-
-def gelu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
-    """gelu(gate) * up, like silu_mul, with the approximation of gelu by tanh."""
-    gate, up = _gate_and_up(gate_up, delta)
-    return (gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
-
-
-def _gate_and_up(gate_up: torch.Tensor, delta: Delta | None) -> tuple[torch.Tensor, ...]:
     wide = gate_up.float() if delta is None else gate_up.float() + _delta(delta, len(gate_up))
-    return wide.chunk(2, dim=-1)
+    return elementwise.gated(*wide.chunk(2, dim=-1), activation).to(gate_up.dtype)
 
 
 def quantize_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -122,7 +122,7 @@ class Decoder:
         experts = self._experts[index]
         if experts is None or layer.experts is None:
             return _DenseMlp(self._fuse(index, layer, _GATE_UP), self._fuse(index, layer, _DOWN))
-        return ExpertMlp(experts, layer.experts, self.kernels, self._activate)
+        return ExpertMlp(experts, layer.experts, self.kernels, self.config.activation)
 
     def _fuse(self, index: int, layer: LayerWeights, projections: tuple[int, ...]) -> _Product:
         weights = [layer.projections[p] for p in projections]
@@ -218,16 +218,14 @@ class Decoder:
         self, mlp: _DenseMlp | ExpertMlp, x: torch.Tensor, runs: AdapterRuns
     ) -> torch.Tensor:
         if isinstance(mlp, _DenseMlp):
-            activated = self._activate(self._project(mlp.gate_up, x, runs))
+            gate_up = self._project(mlp.gate_up, x, runs)
+            activated = self.kernels.gated(gate_up, self.config.activation)
             return self._project(mlp.down, activated, runs)
         y = mlp(x)
         if self.ranks is not None:
             # All ranks choose the same experts, since they have the same x and the whole router.
             self.ranks.all_reduce(y)
         return y
-
-    def _activate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return self.kernels.gated(gate_up, self.config.activation)
 
     def _add(
         self,

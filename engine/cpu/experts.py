@@ -1,6 +1,5 @@
 """The MLP of a layer that consists of experts, on a CPU."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,10 +8,8 @@ from engine.cpu.products import fused
 from engine.models.checkpoint import ExpertWeights
 from engine.models.experts import Experts
 from kernels.cpu.plain import CpuKernels, Linear
+from kernels.elementwise import Activation
 from kernels.routing import choose_experts, weighted_sum
-
-Activate = Callable[[torch.Tensor], torch.Tensor]
-"""gate_up: [T, 2 * width] -> activated and multiplied, [T, width]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +24,12 @@ class ExpertMlp:
     """Experts and their router. Experts that no token of a step chooses are not computed.
 
     weights: each expert's are read as it is made, so that only one is in memory twice.
-    activate: see Activate.
     """
 
     def __init__(
-        self, experts: Experts, weights: ExpertWeights, kernels: CpuKernels, activate: Activate
+        self, experts: Experts, weights: ExpertWeights, kernels: CpuKernels, activation: Activation
     ) -> None:
-        self._about = experts
-        self._activate = activate
+        self._about, self._kernels, self._activation = experts, kernels, activation
         self._router = kernels.linear(weights.router, None)
         self._experts = [
             _Expert(fused(kernels, (gate, up), (None, None)), kernels.linear(down, None))
@@ -56,6 +51,7 @@ class ExpertMlp:
         counts = chosen.flatten().bincount(minlength=len(self._experts)).tolist()
         for expert, own in zip(self._experts, pairs.split(counts), strict=True):
             if len(own):
-                activated = self._activate(expert.gate_up(x[own // per_token]))
+                gate_up = expert.gate_up(x[own // per_token])
+                activated = self._kernels.gated(gate_up, self._activation)
                 outputs.flatten(0, 1)[own] = expert.down(activated)
         return weighted_sum(outputs, weights)

@@ -1,7 +1,7 @@
 """The decoder of `engine.cpu.decoder` on a device: fused projections, kernels, no host syncs.
 
 What adapters add is shrunk in parallel with the base model's products, and expanded inside the
-kernels that come after them: by rope_store_kv for q, k and v, by silu_mul for gate and up.
+kernels that come after them: by rope_store_kv for q, k and v, by `gated` for gate and up.
 
 Over several ranks a layer has two sums, of the outputs of o and of down with their adapters' parts.
 No two sums run at the same time, and every rank runs the same sums in the same order.
@@ -156,7 +156,7 @@ class GpuDecoder:
         experts = self._experts[index]
         if experts is None or layer.experts is None:
             return _DenseMlp(self._fuse(layer, _GATE_UP), self._fuse(layer, _DOWN))
-        return ExpertMlp(experts, layer.experts, self._linears, self._activate)
+        return ExpertMlp(experts, layer.experts, self._linears, self.config.activation)
 
     def _fuse(self, layer: LayerWeights, projections: tuple[int, ...]) -> Linear:
         return self._linears.fuse(
@@ -263,18 +263,13 @@ class GpuDecoder:
     ) -> torch.Tensor:
         if isinstance(mlp, _DenseMlp):
             delta = self._shrink(x, inputs, index, _GATE_UP)
-            gate_up = mlp.gate_up(x)
-            return self._project(mlp.down, self._activate(gate_up, delta()), inputs, index, _DOWN)
+            activated = self.kernels.gated(mlp.gate_up(x), self.config.activation, delta())
+            return self._project(mlp.down, activated, inputs, index, _DOWN)
         y = mlp(x)
         if self.ranks is not None:
             # All ranks choose the same experts, since they have the same x and the whole router.
             self.ranks.all_reduce(y)
         return y
-
-    def _activate(self, gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
-        is_gelu = self.config.activation == "gelu_tanh"
-        activate = self.kernels.gelu_mul if is_gelu else self.kernels.silu_mul
-        return activate(gate_up, delta)
 
     def _project(
         self,

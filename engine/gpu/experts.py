@@ -1,7 +1,5 @@
 """The MLP of a layer that consists of experts, on a device."""
 
-from collections.abc import Callable
-
 import torch
 
 from engine.errors import UnsupportedModel
@@ -9,11 +7,9 @@ from engine.gpu.kernels import Kernels
 from engine.gpu.linear import Linears
 from engine.models.checkpoint import ExpertWeights
 from engine.models.experts import Experts
+from kernels.elementwise import Activation
 from kernels.quantized import form_of
 from kernels.stacked import ExpertStack
-
-Activate = Callable[[torch.Tensor], torch.Tensor]
-"""gate_up: [T, 2 * width] -> activated and multiplied, [T, width]."""
 
 
 class ExpertMlp:
@@ -21,13 +17,13 @@ class ExpertMlp:
     product serves all experts, whatever the tokens choose: the host knows nothing of it.
 
     weights: each expert's are read when the one before has its place, and are not kept.
-    activate: see Activate.   Raises UnsupportedModel if the experts' weights differ in form.
+    Raises UnsupportedModel if the experts' weights differ in form.
     """
 
     def __init__(
-        self, experts: Experts, weights: ExpertWeights, linears: Linears, activate: Activate
+        self, experts: Experts, weights: ExpertWeights, linears: Linears, activation: Activation
     ) -> None:
-        self._about, self._activate = experts, activate
+        self._about, self._activation = experts, activation
         self._kernels: Kernels = linears.kernels
         self._router = weights.router.to(linears.device)
         self._gate_up, self._down = _stacks(experts.count, weights, linears)
@@ -41,7 +37,8 @@ class ExpertMlp:
         kernels, about = self._kernels, self._about
         routing = kernels.route(x, self._router, about.per_token, about.norms_weights)
         gate_up = kernels.multiply_experts(x, self._gate_up, routing)
-        outputs = kernels.multiply_experts(self._activate(gate_up), self._down, routing, True)
+        activated = kernels.gated(gate_up, self._activation)
+        outputs = kernels.multiply_experts(activated, self._down, routing, True)
         return kernels.sum_experts(outputs, routing)
 
 

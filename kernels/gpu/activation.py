@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.elementwise import Activation
 from kernels.gpu import launch
 from kernels.gpu.expansion import (
     PLANE_COLUMNS,
@@ -127,23 +128,18 @@ def _gated_product_expand(
         tl.store(target, _gated(gate, up, GELU).to(out.dtype.element_ty), mask=mask)
 
 
-def silu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
-    """silu(gate) * up, [T, intermediate]; `delta` is added to gate_up first, in the same pass.
+def gated(
+    gate_up: torch.Tensor, activation: Activation, delta: Delta | None = None
+) -> torch.Tensor:
+    """silu(gate) * up or gelu(gate) * up, [T, intermediate]; `delta` is added to gate_up first, in
+    the same pass.
 
     gate_up: [T, 2 * intermediate], gate first.
     Grid: a program per (token, 1024 columns); with `delta` persistent over (block of tokens, 128
     columns of gate and of up). Bound by bytes: gate_up's, the result's, and B's for every block of
     tokens. Reference: `kernels.reference`.
     """
-    return _gate(gate_up, delta, is_gelu=False)
-
-
-def gelu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
-    """gelu(gate) * up, like silu_mul, with the approximation of gelu by tanh."""
-    return _gate(gate_up, delta, is_gelu=True)
-
-
-def _gate(gate_up: torch.Tensor, delta: Delta | None, is_gelu: bool) -> torch.Tensor:
+    is_gelu = activation == "gelu_tanh"
     num_tokens, width = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty((num_tokens, width))
     if delta is None:

@@ -2,7 +2,7 @@
 
 # ruff: noqa: F401
 
-from kernels.gpu.activation import gelu_mul, silu_mul
+from kernels.gpu.activation import gated
 from kernels.gpu.decode_attention import decode_attention
 from kernels.gpu.embedding import embed
 from kernels.gpu.experts import multiply_experts, route, sum_experts

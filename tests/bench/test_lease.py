@@ -126,7 +126,7 @@ from tests.gpu.compiling import make_launchers
 from tests.kernels.aot import launches
 
 with launches(90) as found:
-    ops.silu_mul(torch.empty(64, 64, dtype=torch.bfloat16))
+    ops.gated(torch.empty(64, 64, dtype=torch.bfloat16), "silu")
 make_launchers(found)
 """
 CUDA = """

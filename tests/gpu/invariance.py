@@ -31,7 +31,7 @@ def invariance_checks() -> dict[str, Check]:
     checks = {
         "rms_norm": _rms_norm,
         "add_rms_norm": _add_rms_norm,
-        "silu_mul": _silu_mul,
+        "gated": _gated,
         "multiply_quantized": _multiply_quantized,
         "sample": _sample,
         "decode_attention": _decode,
@@ -77,9 +77,9 @@ def _add_rms_norm(setting: Setting) -> Rows:
     return lambda rows: ops.add_rms_norm(x[rows], x[rows].flip(1), weight[0], EPS)
 
 
-def _silu_mul(setting: Setting) -> Rows:
+def _gated(setting: Setting) -> Rows:
     gate_up = _random(setting, 2 * setting.kernels.intermediate)
-    return lambda rows: ops.silu_mul(gate_up[rows])
+    return lambda rows: ops.gated(gate_up[rows], "silu")
 
 
 def _multiply_quantized(setting: Setting) -> Rows:
@@ -165,7 +165,7 @@ def _experts(setting: Setting, form: Form) -> Rows:
 
     def run(rows: Sequence[int]) -> torch.Tensor:
         routing = ops.route(x[rows], mixture.router, 2, True)
-        gated = ops.silu_mul(ops.multiply_experts(x[rows], mixture.gate_up, routing))
+        gated = ops.gated(ops.multiply_experts(x[rows], mixture.gate_up, routing), "silu")
         return ops.sum_experts(ops.multiply_experts(gated, mixture.down, routing, True), routing)
 
     return run
@@ -175,7 +175,7 @@ def _experts(setting: Setting, form: Form) -> Rows:
 
 
 def _expand(setting: Setting, block_rows: int) -> Rows:
-    """Shrink, expand and silu_mul of rows with adapters."""
+    """Shrink, expand and gate of rows with adapters."""
     site = sites(setting.kernels)["gate_up"]
     x, y = _random(setting, site.in_features), _random(setting, sum(site.out_features))
 
@@ -185,7 +185,7 @@ def _expand(setting: Setting, block_rows: int) -> Rows:
         case = case_at(site, slots, setting.dtype, block_rows, seed).placed(setting.there)
         in_order = [rows[i] for i in order]
         delta = ops.shrink(x[in_order], case.work, site)
-        gated, target = ops.silu_mul(y[in_order], delta), y[in_order]
+        gated, target = ops.gated(y[in_order], "silu", delta), y[in_order]
         ops.expand(target, delta)
         return _back(torch.cat((target, gated), dim=1), order)
 

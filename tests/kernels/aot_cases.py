@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from kernels.block import BLOCK
+from kernels.elementwise import Activation
 from kernels.gpu import ops
 from kernels.gpu.prefill_attention import prefill_queries
 from kernels.packed import COLUMNS, GROUPS, STEP, PackedWeight, block_size
@@ -331,10 +332,10 @@ def _elementwise(shape: ModelShape, tokens: int) -> Iterator[Case]:
         residual, x = (_of(dtype, tokens, hidden) for _ in range(2))
         ops.add_rms_norm(residual, x, _of(dtype, hidden), 1e-5, finite)
 
-    def silu_mul(tokens: int, block_rows: int, dtype: torch.dtype) -> None:
+    def gated(activation: Activation, tokens: int, block_rows: int, dtype: torch.dtype) -> None:
         site = site_of(shape, _LAYER, _SITES["gate_up"])
         delta = _delta(shape, site, tokens, block_rows, dtype) if block_rows else None
-        ops.silu_mul(_of(dtype, tokens, 2 * width), delta)
+        ops.gated(_of(dtype, tokens, 2 * width), activation, delta)
 
     calls: dict[str, Call] = {
         "embed": lambda dtype: ops.embed(
@@ -345,10 +346,10 @@ def _elementwise(shape: ModelShape, tokens: int) -> Iterator[Case]:
         ),
         "add_rms_norm": partial(add_rms_norm, None),
         "add_rms_norm finite": partial(add_rms_norm, _ints(tokens)),
-        "silu_mul": partial(silu_mul, tokens, 0),
-        "gelu_mul": lambda dtype: ops.gelu_mul(_of(dtype, tokens, 2 * width)),
-        "silu_mul decode delta": partial(silu_mul, tokens, 16),
-        "silu_mul prefill delta": partial(silu_mul, PREFILL_TOKENS, 64),
+        "gated": partial(gated, "silu", tokens, 0),
+        "gated gelu": partial(gated, "gelu_tanh", tokens, 0),
+        "gated decode delta": partial(gated, "silu", tokens, 16),
+        "gated prefill delta": partial(gated, "silu", PREFILL_TOKENS, 64),
     }
     yield from (Case(name, call) for name, call in calls.items())
     for name, columns in (("quantize_fp8", width), ("quantize_fp8 wide", WIDE_ROW)):

@@ -51,13 +51,9 @@ class RecordingKernels:
         self._expanded(delta)
         self.meaning.expand(y, delta)
 
-    def silu_mul(self, gate_up, delta=None):
+    def gated(self, gate_up, activation, delta=None):
         self._expanded(delta)
-        return self.meaning.silu_mul(gate_up, delta)
-
-    def gelu_mul(self, gate_up, delta=None):
-        self._expanded(delta)
-        return self.meaning.gelu_mul(gate_up, delta)
+        return self.meaning.gated(gate_up, activation, delta)
 
     def copy_slabs(self, target, target_ids, source, source_ids):
         for memory, ids, is_write in ((source, source_ids, False), (target, target_ids, True)):

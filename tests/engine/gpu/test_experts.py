@@ -39,7 +39,7 @@ def random_experts(forms):
 def make(experts, quantization=None):
     router = torch.randn(ABOUT.count, HIDDEN) / 8
     linears = Linears(torch.device("cpu"), torch.float32, reference, quantization)
-    mlp = ExpertMlp(ABOUT, ExpertWeights(router, iter(experts)), linears, reference.silu_mul)
+    mlp = ExpertMlp(ABOUT, ExpertWeights(router, iter(experts)), linears, "silu")
     return router, mlp
 
 

@@ -177,7 +177,7 @@ def _bad_rows(setting: Setting) -> Trial:
         own, outputs = mixture.on(there), []
         for part in on(there, x, spoilt):
             routing = ops.route(part, own.router, 2, True)
-            gated = ops.silu_mul(ops.multiply_experts(part, own.gate_up, routing))
+            gated = ops.gated(ops.multiply_experts(part, own.gate_up, routing), "silu")
             grouped = ops.multiply_experts(gated, own.down, routing, True)
             outputs += [routing.pairs, ops.sum_experts(grouped, routing)]
         return outputs

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from kernels.elementwise import Activation
 from kernels.work import Site
 from tests.gpu.setting import KernelSizes, Setting
 from tests.gpu.trials.rowwise import GATES
@@ -29,8 +30,8 @@ def lora_trials(setting: Setting) -> Iterator[Trial]:
     yield _sums(setting)
     yield _neighbours(setting)
     for block_rows in BLOCK_ROWS:
-        yield _gated(setting, "silu_mul", block_rows)
-    yield _gated(setting, "gelu_mul", BLOCK_ROWS[0])
+        yield _gated(setting, "silu", block_rows)
+    yield _gated(setting, "gelu_tanh", BLOCK_ROWS[0])
     yield _gated_base_rows(setting)
 
 
@@ -141,8 +142,8 @@ def _neighbours(setting: Setting) -> Trial:
     return Trial("shrink, expand beside bad rows", run, judge)
 
 
-def _gated(setting: Setting, name: str, block_rows: int) -> Trial:
-    title = f"{name} with adapters, blocks of {block_rows}"
+def _gated(setting: Setting, activation: Activation, block_rows: int) -> Trial:
+    title = f"{activation} with adapters, blocks of {block_rows}"
     site, rng = sites(setting.kernels)["gate_up"], setting.rng(title)
     slots = make_slots(setting.kernels.tokens, rng)
     case = case_at(site, slots, setting.dtype, block_rows, setting.seed_of(title))
@@ -150,9 +151,9 @@ def _gated(setting: Setting, name: str, block_rows: int) -> Trial:
 
     def exact():
         gate, up = case.exact(*inputs, site).chunk(2, dim=-1)
-        return [GATES[name](gate) * up]
+        return [GATES[activation](gate) * up]
 
-    return Trial(title, _fused(name, case, site, *inputs), near(exact))
+    return Trial(title, _fused(activation, case, site, *inputs), near(exact))
 
 
 def _gated_base_rows(setting: Setting) -> Trial:
@@ -160,22 +161,23 @@ def _gated_base_rows(setting: Setting) -> Trial:
     site, slots = sites(setting.kernels)["gate_up"], [-1, -1, 1, 1, -1, 0]
     case = case_at(site, slots, setting.dtype, 16, setting.seed_of("gated base rows"))
     y, x = _inputs(site, len(slots), setting.dtype, setting.rng("gated base rows"))
-    base, fused = torch.tensor(slots) < 0, _fused("silu_mul", case, site, y, x)
+    base, fused = torch.tensor(slots) < 0, _fused("silu", case, site, y, x)
 
     def run(ops, there):
         rows = base.to(there)
-        return [fused(ops, there)[0][rows], ops.silu_mul(*on(there, y))[rows]]
+        return [fused(ops, there)[0][rows], ops.gated(*on(there, y), "silu")[rows]]
 
-    return Trial("silu_mul of base rows", run, alike)
+    return Trial("gate of base rows", run, alike)
 
 
 def _fused(
-    name: str, case: LoRACase, site: Site, y: torch.Tensor, x: torch.Tensor
+    activation: Activation, case: LoRACase, site: Site, y: torch.Tensor, x: torch.Tensor
 ) -> Callable[..., Outputs]:
-    """`run` of a trial of the activation `name` with adapters."""
+    """`run` of a trial of the gate with adapters."""
 
     def run(ops, there):
         gate_up, source = apart(there, y, x)
-        return [getattr(ops, name)(gate_up, ops.shrink(source, case.placed(there).work, site))]
+        delta = ops.shrink(source, case.placed(there).work, site)
+        return [ops.gated(gate_up, activation, delta)]
 
     return run

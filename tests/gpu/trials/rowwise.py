@@ -1,17 +1,21 @@
 """Kernels that take each token by itself: embedding, norms, activation, quantisation, slabs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.nn.functional import gelu, silu
 
 from kernels import reference
+from kernels.elementwise import Activation
 from kernels.reference import FP8
 from tests.gpu.setting import Setting
 from tests.gpu.trials.trial import Outputs, Trial, apart, near, on, randint, randn, same
 
 EPS = 1e-5
-GATES = {"silu_mul": silu, "gelu_mul": lambda x: gelu(x, approximate="tanh")}
+GATES: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": silu,
+    "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+}
 _TOO_WIDE = 20_001
 """Width of a row that is quantised in several tiles."""
 _PIECE = 32768
@@ -118,12 +122,12 @@ def _flags(setting: Setting) -> Trial:
     return Trial("add_rms_norm, flags", run, judge)
 
 
-def _gated(setting: Setting, name: str) -> Trial:
+def _gated(setting: Setting, name: Activation) -> Trial:
     sizes, rng = setting.kernels, setting.rng(name)
     gate_up = 3 * randn(sizes.tokens, 2 * sizes.intermediate, rng=rng, dtype=setting.dtype)
 
     def run(ops, there):
-        return [getattr(ops, name)(*apart(there, gate_up))]
+        return [ops.gated(*apart(there, gate_up), name)]
 
     def exact():
         gate, up = gate_up.double().chunk(2, dim=-1)
@@ -137,7 +141,7 @@ def _far_gates(setting: Setting) -> Trial:
     gates = torch.tensor([[-3e4, -100.0, 100.0, 3e4, 1.0, 1.0, 1.0, 1.0]], dtype=setting.dtype)
 
     def run(ops, there):
-        return [ops.silu_mul(*on(there, gates)), ops.gelu_mul(*on(there, gates))]
+        return [ops.gated(*on(there, gates), name) for name in GATES]
 
     def exact():
         gate, up = gates.double().chunk(2, dim=-1)
