@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -21,14 +21,11 @@ from registry.uploads import presigned
 from registry.uploads.ends import mark_discarded, publish
 from registry.uploads.rows import (
     COMPLETE,
-    GATEWAY,
     OPEN,
     PRESIGNED,
     PROVING,
-    Transfer,
     Upload,
     UploadFile,
-    UploadState,
     insert_upload,
 )
 from registry.uploads.rules import RegistryLimits, check_files, check_quotas
@@ -37,34 +34,40 @@ from registry.uploads.rules import RegistryLimits, check_files, check_quotas
 _DRY_RUN_NAME = "-"
 
 
-@dataclass(frozen=True, slots=True)
-class NewUpload:
-    """The wish to upload an adapter.
+def new_upload(
+    tenant_id: str,
+    key_id: str,
+    name: str | None,
+    files: Mapping[str, UploadFile],
+    now_ms: int,
+    **fields: Any,
+) -> Upload:
+    """The upload that a tenant asks for, before `open_upload` or `prove_again` has checked it.
 
     name: of the adapter; None for a dry run, whose files are only checked.
     files: those that will be sent; none to prove an object that is stored already.
-    alias: moves to the version beside `latest`.
-    response_template: the format of its tool calls as checked JSON; None for the base model's.
-    base_model: the name of the base model that it is for; None to find it from its config.
+    fields: more of Upload's.
     """
-
-    tenant_id: str
-    key_id: str
-    name: str | None
-    files: Mapping[str, UploadFile]
-    alias: str | None = None
-    transfer: Transfer = GATEWAY
-    response_template: str | None = None
-    base_model: str | None = None
+    return Upload(
+        upload_id=f"up_{secrets.token_hex(16)}",
+        tenant_id=tenant_id,
+        adapter_name=_DRY_RUN_NAME if name is None else name,
+        state=OPEN,
+        created_by_key=key_id,
+        created_at_ms=now_ms,
+        expires_at_ms=now_ms,
+        files=dict(sorted(files.items())),
+        is_dry_run=name is None,
+        **fields,
+    )
 
 
 def open_upload(
     conn: Connection,
-    new: NewUpload,
+    upload: Upload,
     catalog: Catalog,
     storage: Storage,
     limits: RegistryLimits,
-    now_ms: int,
     known: Version | None = None,
 ) -> Upload:
     """Declare the files of a new version or of a dry run.
@@ -74,17 +77,17 @@ def open_upload(
     again: the upload is complete at once, and `latest` and the alias move to that version.
     Raises Invalid, TooLarge, QuotaExceeded, Limited.
     """
-    if new.name is not None:
-        check_new_name(new.name, catalog.bases.names)
-    if new.alias is not None:
-        check_alias(new.alias)
-    check_files(new.files, limits)
-    catalog.bases.candidates(new.base_model)
-    if new.transfer == PRESIGNED:
+    if not upload.is_dry_run:
+        check_new_name(upload.adapter_name, catalog.bases.names)
+    if upload.alias is not None:
+        check_alias(upload.alias)
+    check_files(upload.files, limits)
+    catalog.bases.candidates(upload.base_model)
+    if upload.transfer == PRESIGNED:
         presigned.storage_of(storage)
-    upload = _opened(new, OPEN, now_ms, limits.upload_ttl_s)
-    adapter_rows.lock_tenant(conn, new.tenant_id)
-    if known is not None and known != find_known(conn, new, catalog.bases):
+    upload = replace(upload, expires_at_ms=upload.created_at_ms + limits.upload_ttl_s * 1000)
+    adapter_rows.lock_tenant(conn, upload.tenant_id)
+    if known is not None and known != find_known(conn, upload, catalog.bases):
         known = None
     check_quotas(conn, upload, limits, is_known=known is not None)
     if known is not None:
@@ -93,17 +96,17 @@ def open_upload(
     insert_upload(conn, upload)
     if known is not None:
         upload = publish(conn, catalog, upload, known.built)
-        mark_discarded(conn, upload, now_ms)
+        mark_discarded(conn, upload, upload.created_at_ms)
     return upload
 
 
-def find_known(conn: Connection, new: NewUpload, bases: BaseModels) -> Version | None:
+def find_known(conn: Connection, upload: Upload, bases: BaseModels) -> Version | None:
     """The ready version that was made from exactly these files, with this format of calls.
 
     It is for the base model that the upload names, or for any that is served. Raises Invalid.
     """
-    wanted = bases.candidates(new.base_model)
-    found = _versions_of_files(conn, new)
+    wanted = bases.candidates(upload.base_model)
+    found = _versions_of_files(conn, upload)
     return next((it for it in found if bases.serving(it.base) in wanted), None)
 
 
@@ -117,24 +120,22 @@ def has_object(storage: Storage, version: Version) -> bool:
 
 def prove_again(
     conn: Connection,
-    new: NewUpload,
+    upload: Upload,
     number: int,
     catalog: Catalog,
     limits: RegistryLimits,
-    now_ms: int,
 ) -> Upload:
     """Open an upload that proves a version on another base model than the one it is for.
 
     The object stays the same and no file is sent: the upload is proving from the start.
-    new: its base_model names the other base model; None for the only other one that is served.
+    upload: its base_model names the other base model; None for the only other one that is served.
     limits: the tenant's. Raises NotFound, Conflict, Invalid, QuotaExceeded, Limited.
     """
-    assert new.name is not None
-    if new.alias is not None:
-        check_alias(new.alias)
-    adapter_rows.lock_tenant(conn, new.tenant_id)
-    version = catalog.get_version(conn, new.tenant_id, new.name, number)
-    base = _other_base(catalog.bases, new.name, version, new.base_model)
+    if upload.alias is not None:
+        check_alias(upload.alias)
+    adapter_rows.lock_tenant(conn, upload.tenant_id)
+    version = catalog.get_version(conn, upload.tenant_id, upload.adapter_name, number)
+    base = _other_base(catalog.bases, upload, version)
     if version.tokenizer is not None:
         raise Invalid(
             code="tokenizer_mismatch",
@@ -149,42 +150,26 @@ def prove_again(
         base_variant=base.variant,
         passport={**version.passport, "canary": None},
     )
-    new = replace(new, response_template=version.response_template)
-    upload = _opened(new, PROVING, now_ms, limits.proof_ttl_s, built=built)
+    upload = replace(
+        upload,
+        state=PROVING,
+        expires_at_ms=upload.created_at_ms + limits.proof_ttl_s * 1000,
+        built=built,
+        response_template=version.response_template,
+    )
     check_quotas(conn, upload, limits)
     insert_upload(conn, upload)
     return upload
 
 
-def _opened(new: NewUpload, state: UploadState, now_ms: int, ttl_s: int, **fields: Any) -> Upload:
-    return Upload(
-        upload_id=f"up_{secrets.token_hex(16)}",
-        tenant_id=new.tenant_id,
-        adapter_name=_DRY_RUN_NAME if new.name is None else new.name,
-        alias=new.alias,
-        state=state,
-        created_by_key=new.key_id,
-        created_at_ms=now_ms,
-        expires_at_ms=now_ms + ttl_s * 1000,
-        files=dict(sorted(new.files.items())),
-        transfer=new.transfer,
-        is_dry_run=new.name is None,
-        response_template=new.response_template,
-        base_model=new.base_model,
-        **fields,
-    )
-
-
-def _other_base(
-    bases: BaseModels, name: str, version: Version, base_model: str | None
-) -> BaseModel:
+def _other_base(bases: BaseModels, upload: Upload, version: Version) -> BaseModel:
     """The base model to prove the version on, see `prove_again`."""
-    candidates = bases.candidates(base_model)
+    candidates = bases.candidates(upload.base_model)
     its_own = bases.serving(version.base)
     others = [base for base in candidates if base is not its_own]
     if not others:
-        message = f"Version {version.version} of {shown(name)} is for this base model; use it."
-        raise Conflict(message, code="already_proved")
+        what = f"Version {version.version} of {shown(upload.adapter_name)}"
+        raise Conflict(f"{what} is for this base model; use it.", code="already_proved")
     if len({base.variant for base in others}) > 1:
         names = ", ".join(base.model_id for base in others)
         raise Invalid(
@@ -195,7 +180,7 @@ def _other_base(
     return others[0]
 
 
-def _versions_of_files(conn: Connection, new: NewUpload) -> Iterator[Version]:
+def _versions_of_files(conn: Connection, upload: Upload) -> Iterator[Version]:
     """The ready versions that were made from files with exactly these sha256 and no others, for
     this format, the newest first.
     """
@@ -203,7 +188,7 @@ def _versions_of_files(conn: Connection, new: NewUpload) -> Iterator[Version]:
         select(func.count())
         .where(
             upload_files.c.upload_id == uploads.c.upload_id,
-            upload_files.c.tenant_id == new.tenant_id,
+            upload_files.c.tenant_id == upload.tenant_id,
         )
         .scalar_subquery()
     )
@@ -212,26 +197,26 @@ def _versions_of_files(conn: Connection, new: NewUpload) -> Iterator[Version]:
         .distinct()
         .join(versions, adapter_rows.is_meant_by(uploads))
         .where(
-            uploads.c.tenant_id == new.tenant_id,
-            uploads.c.adapter_name == new.name,
+            uploads.c.tenant_id == upload.tenant_id,
+            uploads.c.adapter_name == upload.adapter_name,
             uploads.c.state == COMPLETE,
-            versions.c.tenant_id == new.tenant_id,
+            versions.c.tenant_id == upload.tenant_id,
             versions.c.state == READY,
-            versions.c.response_template == new.response_template,
-            num_files == len(new.files),
+            versions.c.response_template == upload.response_template,
+            num_files == len(upload.files),
         )
     )
-    for filename, wanted in new.files.items():
+    for filename, wanted in upload.files.items():
         file = upload_files.alias()
         query = query.join(
             file,
             (file.c.upload_id == uploads.c.upload_id)
-            & (file.c.tenant_id == new.tenant_id)
+            & (file.c.tenant_id == upload.tenant_id)
             & (file.c.filename == filename)
             & (file.c.sha256 == wanted.sha256),
         )
     for row in conn.execute(query.order_by(uploads.c.version.desc())).all():
         if version := adapter_rows.find_version_row(
-            conn, new.tenant_id, row.adapter_id, row.version
+            conn, upload.tenant_id, row.adapter_id, row.version
         ):
             yield version

@@ -78,6 +78,8 @@ class Upload:
 
     files: empty if the upload proves an object that is stored already; it begins as proving then.
     built: the canonical object, from proving on; a dry run's was not stored.
+    alias: moves to the version beside `latest`.
+    response_template: the format of its tool calls as checked JSON; None for the base model's.
     adapter_id, version: set when the upload is complete, except for a dry run.
     error: set when the upload has failed.
     base_model: the name that the upload gives of the adapter's base model; None if it gives none.
@@ -87,12 +89,12 @@ class Upload:
     upload_id: str
     tenant_id: str
     adapter_name: str
-    alias: str | None
     state: UploadState
     created_by_key: str
     created_at_ms: int
     expires_at_ms: int
     files: dict[str, UploadFile]
+    alias: str | None = None
     error_code: str | None = None
     error_param: str | None = None
     error: str | None = None

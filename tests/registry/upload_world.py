@@ -16,7 +16,6 @@ from registry.uploads import opening as upload_opening
 from registry.uploads import rows as upload_rows
 from registry.uploads import sweep
 from registry.uploads.build import UploadBuilder
-from registry.uploads.opening import NewUpload
 from registry.uploads.parts import SentPart, put_part
 from registry.uploads.proof import Proof
 from registry.uploads.proving import claim_proofs, finish_proof
@@ -57,16 +56,15 @@ class Uploads:
                 return self.open(files, conn, limits=limits, known=known, **fields)
         return upload_opening.open_upload(
             conn,
-            new_upload(files, **fields),
+            self._new(files, **fields),
             self.catalog,
             self.storage,
             limits or self.limits,
-            self.now_ms(),
             known,
         )
 
     def find_known(self, conn: Connection, files: Any, **fields: Any) -> Version | None:
-        return upload_opening.find_known(conn, new_upload(files, **fields), self.catalog.bases)
+        return upload_opening.find_known(conn, self._new(files, **fields), self.catalog.bases)
 
     def open_known(self, files: Mapping[str, bytes], **fields: Any) -> Upload:
         """Open an upload with the files that are known already, as the gateway does."""
@@ -76,10 +74,22 @@ class Uploads:
             return self.open(files, conn, known=known, **fields)
 
     def prove_again(self, conn: Connection, number: int, **fields: Any) -> Upload:
-        new = new_upload({}, **fields)
-        return upload_opening.prove_again(
-            conn, new, number, self.catalog, self.limits, self.now_ms()
-        )
+        new = self._new({}, **fields)
+        return upload_opening.prove_again(conn, new, number, self.catalog, self.limits)
+
+    def _new(
+        self,
+        files: Mapping[str, Any],
+        name: str | None = "pirate",
+        tenant_id: str = "tenant-a",
+        **fields: Any,
+    ) -> Upload:
+        """files: contents, or what is declared of them."""
+        specs = {
+            filename: it if isinstance(it, UploadFile) else declare({filename: it})[filename]
+            for filename, it in files.items()
+        }
+        return upload_opening.new_upload(tenant_id, "key-1", name, specs, self.now_ms(), **fields)
 
     def get(self, upload: Upload) -> Upload:
         with self.begin() as conn:
@@ -165,17 +175,3 @@ class Uploads:
 
     def purge(self) -> None:
         sweep.purge(self.begin, self.catalog, self.now_ms())
-
-
-def new_upload(
-    files: Mapping[str, Any],
-    name: str | None = "pirate",
-    tenant_id: str = "tenant-a",
-    **fields: Any,
-) -> NewUpload:
-    """files: contents, or what is declared of them."""
-    specs = {
-        filename: it if isinstance(it, UploadFile) else declare({filename: it})[filename]
-        for filename, it in files.items()
-    }
-    return NewUpload(tenant_id, "key-1", name, specs, **fields)

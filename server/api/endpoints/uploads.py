@@ -22,7 +22,6 @@ from registry.uploads import ends as upload_ends
 from registry.uploads import opening as upload_opening
 from registry.uploads import parts as upload_parts
 from registry.uploads import rows as upload_rows
-from registry.uploads.opening import NewUpload
 from registry.uploads.parts import SentPart
 from registry.uploads.presigned import OfferedFile, offer_files, storage_of
 from registry.uploads.rows import (
@@ -98,7 +97,7 @@ class _NewFiles(BodyFields):
     base_model: _BaseName | None = None
 
     def declared(self) -> JsonObject:
-        """The fields of NewUpload that the body has."""
+        """The fields of an Upload that the body has."""
         files = {
             name: UploadFile(name, it.size_bytes, it.sha256) for name, it in self.files.items()
         }
@@ -140,8 +139,9 @@ class _UploadContext(AdapterWriter):
         """Limits on what this tenant may store and upload."""
         return self.limits_of(self.operators_limits)
 
-    def new(self, name: str | None, **fields: Any) -> NewUpload:
-        return NewUpload(self.identity.tenant_id, self.identity.key_id, name, **fields)
+    def new(self, name: str | None, files: dict[str, UploadFile], **fields: Any) -> Upload:
+        its = self.identity
+        return upload_opening.new_upload(its.tenant_id, its.key_id, name, files, now_ms(), **fields)
 
     async def read_upload(self, upload_id: str) -> Upload:
         """Read one of the tenant's uploads. Raises UploadNotFound."""
@@ -156,15 +156,15 @@ class _UploadContext(AdapterWriter):
             )
         )
 
-    async def open(self, new: NewUpload) -> UploadAnswer:
+    async def open(self, new: Upload) -> UploadAnswer:
         """Open an upload; where the store cannot offer its parts, it is cancelled again."""
-        known = await self._known(new) if new.name else None
+        known = None if new.is_dry_run else await self._known(new)
 
         def write(conn: Connection) -> Upload:
-            if new.name:
-                refuse_name_of_route(conn, new.tenant_id, new.name)
+            if not new.is_dry_run:
+                refuse_name_of_route(conn, new.tenant_id, new.adapter_name)
             return upload_opening.open_upload(
-                conn, new, self.view.catalog, self.storage, self.limits, now_ms(), known
+                conn, new, self.view.catalog, self.storage, self.limits, known
             )
 
         upload = await self.database.write(write)
@@ -195,7 +195,7 @@ class _UploadContext(AdapterWriter):
         version, price = await self.database.read(read)
         return upload_view(upload, offered, base_model, version, price, self.view)
 
-    async def _known(self, new: NewUpload) -> Version | None:
+    async def _known(self, new: Upload) -> Version | None:
         """The version made of these files; None if there is none, or no object of it is sound."""
         known = await self.database.read(
             lambda conn: upload_opening.find_known(conn, new, self.view.catalog.bases)
@@ -254,10 +254,10 @@ async def prove_again(
 
     `base_model` names the other base model; it may be left out if only one other is served.
     """
-    new = context.new(name, files={}, alias=body.alias, base_model=body.base_model)
+    new = context.new(name, {}, alias=body.alias, base_model=body.base_model)
     upload = await context.database.write(
         lambda conn: upload_opening.prove_again(
-            conn, new, version, context.view.catalog, context.limits, now_ms()
+            conn, new, version, context.view.catalog, context.limits
         )
     )
     prover.wake()
