@@ -240,7 +240,6 @@ upload_parts = Table(
     Column("tenant_id", String(64), nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
     Column("sha256", String(64), nullable=False),
-    Column("object_key", String(256), nullable=False),
     ForeignKeyConstraint(
         ["upload_id", "filename"], ["upload_files.upload_id", "upload_files.filename"]
     ),

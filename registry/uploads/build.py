@@ -28,9 +28,8 @@ from registry.formats.peft_config import CONFIG_FILE
 from registry.formats.peft_format import WEIGHTS_FILE, file_fault
 from registry.storage.storage import Storage, folder_of
 from registry.storage.work_dir import WorkDir
-from registry.transactions import Begin
 from registry.uploads import presigned
-from registry.uploads.ends import check_fault, discard, publish
+from registry.uploads.ends import publish
 from registry.uploads.parts import received_parts
 from registry.uploads.rows import (
     COMPLETE,
@@ -38,13 +37,16 @@ from registry.uploads.rows import (
     OPEN,
     PRESIGNED,
     PROVING,
+    Begin,
     Upload,
     UploadFile,
     UploadPart,
     get_upload,
     move_upload,
+    part_key,
 )
 from registry.uploads.rules import RegistryLimits
+from registry.uploads.sweep import discard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +68,15 @@ class UploadBuilder:
         """Assemble and check the files and store the object; then the upload is proving or
         complete.
 
-        An upload that is proving or complete already is returned unchanged. Raises NotFound and
-        Conflict; Invalid or TooLarge for a fault of the files, or if the named base model is no
-        longer served, which end the upload; NoRoom, StorageError or Unavailable for a fault of
-        ours, after which the call may be repeated.
+        An upload that is not open any more is returned unchanged. Raises NotFound; Conflict if
+        bytes are missing; Invalid or TooLarge for a fault of the files, or if the named base model
+        is no longer served, which end the upload; NoRoom, StorageError or Unavailable for a fault
+        of ours, after which the call may be repeated.
         """
         with self.begin() as conn:
             upload = get_upload(conn, tenant_id, upload_id, self.now_ms())
             if upload.state != OPEN:
-                return check_fault(upload)
+                return upload
             parts = received_parts(conn, upload) if upload.transfer != PRESIGNED else ()
         try:
             if upload.transfer == PRESIGNED:
@@ -94,7 +96,7 @@ class UploadBuilder:
                 upload = get_upload(conn, tenant_id, upload_id, self.now_ms())
             if upload.state == OPEN:
                 raise
-            return check_fault(upload)
+            return upload
         # If this fails, the object is an orphan, which the sweep deletes.
         with self.begin() as conn:
             upload = self._note_built(conn, tenant_id, upload_id, built)
@@ -117,7 +119,7 @@ class UploadBuilder:
             ) as folder:
                 for file in upload.files.values():
                     its = [part for part in parts if part.filename == file.filename]
-                    _assemble(folder / file.filename, file, its, self.storage)
+                    _assemble(folder / file.filename, upload, file, its, self.storage)
                 validated = self.validator.check(
                     bases,
                     upload.tenant_id,
@@ -158,7 +160,7 @@ class UploadBuilder:
         adapter_rows.lock_tenant(conn, tenant_id)
         upload = get_upload(conn, tenant_id, upload_id, self.now_ms())
         if upload.state != OPEN:
-            return check_fault(upload)
+            return upload
         if upload.is_dry_run:
             unproved = replace(built, passport={**built.passport, "canary": None})
             return move_upload(conn, upload, COMPLETE, built=unproved)
@@ -178,14 +180,14 @@ class UploadBuilder:
 
 
 def _assemble(
-    target: Path, file: UploadFile, parts: Sequence[UploadPart], storage: Storage
+    target: Path, upload: Upload, file: UploadFile, parts: Sequence[UploadPart], storage: Storage
 ) -> None:
     """Write a file from its parts in order, and compare it with the declared size and sha256."""
     whole = hashlib.sha256()
     size_bytes = 0
     with target.open("wb") as copy:
         for part in parts:
-            for chunk in storage.read(part.object_key):
+            for chunk in storage.read(part_key(upload, part.filename, part.start)):
                 whole.update(chunk)
                 size_bytes += len(chunk)
                 copy.write(chunk)
@@ -194,8 +196,9 @@ def _assemble(
     # Parts that came through the gateway have a sha256, which tells the store's faults from the
     # sender's.
     for part in parts:
-        if part.sha256 is not None and _sha256(storage.read(part.object_key)) != part.sha256:
-            raise StorageError(key=part.object_key, reason="other bytes than were put")
+        key = part_key(upload, part.filename, part.start)
+        if part.sha256 is not None and _sha256(storage.read(key)) != part.sha256:
+            raise StorageError(key=key, reason="other bytes than were put")
     message = f"{file.filename} arrived with sha256 {whole.hexdigest()}, declared was "
     raise file_fault("digest_mismatch", f"{message}{file.sha256}; upload it again", file.filename)
 

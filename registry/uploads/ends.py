@@ -1,39 +1,63 @@
-"""Ends of uploads: published as a version, cancelled, overdue; then its parts are discarded."""
+"""Ends of uploads: the verdict on a proof, publication as a version, cancellation."""
 
-from sqlalchemy import Connection, select, update
+from dataclasses import asdict, replace
+
+from sqlalchemy import Connection
 
 from registry.catalog import adapter_rows
 from registry.catalog.adapter_rows import BuiltAdapter
 from registry.catalog.catalog import Catalog
-from registry.errors import Conflict, Fault, Invalid, InvalidAdapter, StorageError
-from registry.storage.storage import Storage
-from registry.tables import upload_parts, uploads
-from registry.transactions import Begin
-from registry.uploads import presigned
+from registry.errors import Conflict, Fault, InvalidAdapter, QuotaExceeded
+from registry.uploads.proof import Proof
+from registry.uploads.proving import claim_proof
 from registry.uploads.rows import (
     CANCELLED,
     COMPLETE,
-    EXPIRED,
     FAILED,
     OPEN,
-    PRESIGNED,
     PROVING,
     Upload,
     get_upload,
-    is_of,
     move_upload,
     not_open,
-    to_upload,
 )
 
-_ENDED = (COMPLETE, FAILED, EXPIRED, CANCELLED)
-_UNAVAILABLE = "unavailable"
+UNAVAILABLE = "unavailable"
+"""Code of an upload that no engine could prove in time."""
 
 
 class ProofFailed(Fault):
     """The proof of the upload failed by an error of the server; its files are not at fault."""
 
     default_code = "proof_failed"
+
+
+def finish_proof(
+    conn: Connection, catalog: Catalog, upload: Upload, proof: Proof, now_ms: int, *, retry_ms: int
+) -> Upload:
+    """Carry out the engine's verdict: the upload is complete or failed, or is proved in retry_ms.
+
+    Returns the upload. An upload that has ended otherwise stays unchanged.
+    """
+    adapter_rows.lock_tenant(conn, upload.tenant_id)
+    upload = get_upload(conn, upload.tenant_id, upload.upload_id, now_ms)
+    if upload.state != PROVING:
+        return upload
+    if proof.verdict == "unavailable":
+        claim_proof(conn, upload, now_ms + retry_ms)
+        return upload
+    assert upload.built is not None
+    built = _with_proof(upload.built, proof)
+    code: str | None = proof.verdict
+    message = proof.message
+    if proof.verdict == "passed":
+        try:
+            with conn.begin_nested():
+                return publish(conn, catalog, upload, built)
+        except QuotaExceeded as error:
+            # The quota was reached while the upload waited; it fails, or it would wait forever.
+            code, message = error.code, str(error)
+    return move_upload(conn, upload, FAILED, built=built, error_code=code, error=message)
 
 
 def publish(conn: Connection, catalog: Catalog, upload: Upload, built: BuiltAdapter) -> Upload:
@@ -69,8 +93,8 @@ def check_fault(upload: Upload) -> Upload:
     Raises Conflict, ProofFailed, InvalidAdapter.
     """
     if upload.state == FAILED:
-        if upload.error_code == _UNAVAILABLE:
-            raise Conflict(upload.error or "", code=_UNAVAILABLE)
+        if upload.error_code == UNAVAILABLE:
+            raise Conflict(upload.error or "", code=UNAVAILABLE)
         if upload.error_code == ProofFailed.default_code:
             raise ProofFailed(upload.error or "")
         raise InvalidAdapter(
@@ -94,56 +118,9 @@ def cancel_upload(conn: Connection, tenant_id: str, upload_id: str, now_ms: int)
     return upload
 
 
-def end_overdue(conn: Connection, now_ms: int, proof_ttl_s: int) -> None:
-    """End the open and the proving uploads of all tenants whose time is over.
-
-    No engine proved the latter in time; their files are not at fault.
-    """
-    unproved = {
-        "error_code": _UNAVAILABLE,
-        "error": f"No engine could prove the adapter within {proof_ttl_s / 3600:g} hours; "
-        "upload it again.",
-    }
-    is_overdue = uploads.c.discarded_at_ms.is_(None), uploads.c.expires_at_ms <= now_ms
-    for state, values in ((OPEN, {"state": EXPIRED}), (PROVING, {"state": FAILED} | unproved)):
-        conn.execute(update(uploads).where(*is_overdue, uploads.c.state == state).values(values))
-
-
-def list_undiscarded(conn: Connection, limit: int) -> list[Upload]:
-    """Ended uploads of all tenants whose parts may still be in the store, oldest first."""
-    query = (
-        select(uploads)
-        .where(uploads.c.discarded_at_ms.is_(None), uploads.c.state.in_(_ENDED))
-        .order_by(uploads.c.expires_at_ms)
-        .limit(limit)
-    )
-    return [to_upload(conn, row) for row in conn.execute(query).all()]
-
-
-def discard(begin: Begin, storage: Storage, upload: Upload, now_ms: int) -> bool:
-    """Delete the parts of an upload that takes no more parts. Repeating is harmless.
-
-    Returns True once an ended upload has no parts left; False after an error of the store, and for
-    a proving upload, which is discarded again when it has ended.
-    """
-    try:
-        if upload.transfer == PRESIGNED:
-            presigned.abort_files(presigned.storage_of(storage), upload)
-        for found in list(storage.list(f"uploads/{upload.upload_id}/")):
-            storage.delete(found.key)
-    except (StorageError, Invalid):
-        # The upload's end does not depend on this, and the next sweep finds the upload again.
-        return False
-    with begin() as conn:
-        conn.execute(upload_parts.delete().where(is_of(upload_parts, upload)))
-        return mark_discarded(conn, upload, now_ms)
-
-
-def mark_discarded(conn: Connection, upload: Upload, now_ms: int) -> bool:
-    """Record that the store has no parts of the upload; False if the upload has not ended."""
-    marked = conn.execute(
-        update(uploads)
-        .where(is_of(uploads, upload), uploads.c.state.in_(_ENDED))
-        .values(discarded_at_ms=now_ms)
-    )
-    return marked.rowcount == 1
+def _with_proof(built: BuiltAdapter, proof: Proof) -> BuiltAdapter:
+    """The adapter with the proof's figures in its passport."""
+    figures = asdict(proof) | {"warnings": list(proof.warnings)}
+    del figures["verdict"], figures["message"]
+    canary = {"passed": proof.verdict == "passed", **figures}
+    return replace(built, passport={**built.passport, "canary": canary})

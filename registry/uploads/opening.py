@@ -18,7 +18,7 @@ from registry.storage.storage import Storage
 from registry.tables import adapter_versions as versions
 from registry.tables import upload_files, uploads
 from registry.uploads import presigned
-from registry.uploads.ends import mark_discarded, publish
+from registry.uploads.ends import publish
 from registry.uploads.rows import (
     COMPLETE,
     OPEN,
@@ -94,10 +94,7 @@ def open_upload(
         arrived = [replace(it, received_bytes=it.size_bytes) for it in upload.files.values()]
         upload = replace(upload, files={it.filename: it for it in arrived})
     insert_upload(conn, upload)
-    if known is not None:
-        upload = publish(conn, catalog, upload, known.built)
-        mark_discarded(conn, upload, upload.created_at_ms)
-    return upload
+    return publish(conn, catalog, upload, known.built) if known is not None else upload
 
 
 def find_known(conn: Connection, upload: Upload, bases: BaseModels) -> Version | None:

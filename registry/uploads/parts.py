@@ -8,38 +8,23 @@ from sqlalchemy import Connection, func, insert, select, update
 from registry.errors import Conflict, Invalid, TooLarge, shown
 from registry.storage.storage import Storage
 from registry.tables import upload_files, upload_parts
-from registry.transactions import Begin
 from registry.uploads.rows import (
     COMPLETE,
     OPEN,
     PRESIGNED,
+    Begin,
     Upload,
     UploadFile,
     UploadPart,
+    check_received,
     get_upload,
     is_of,
     is_open,
-    not_complete,
     not_open,
+    part_key,
 )
 
 _COLUMNS = [upload_parts.c[name] for name in UploadPart.__slots__]
-
-
-@dataclass(frozen=True, slots=True)
-class SentPart:
-    """A part that was received and lies at `path`.
-
-    size_bytes, sha256: figures of the part, computed while it was received.
-    total_bytes: size of the whole file, as the client sent it.
-    """
-
-    filename: str
-    start: int
-    size_bytes: int
-    sha256: str
-    total_bytes: int
-    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +40,32 @@ def put_part(
     storage: Storage,
     tenant_id: str,
     upload_id: str,
-    sent: SentPart,
+    part: UploadPart,
+    path: Path,
+    total_bytes: int,
     part_bytes: int,
     now_ms: int,
 ) -> UploadFile:
-    """Take a part, and return its file.
+    """Take a part that was received and lies at `path`, and return its file.
 
     A part that was taken before changes nothing, nor does a part of a complete upload, which has
     all declared bytes.
     begin: opens two short transactions; none is open while the part goes to the store.
+    total_bytes: size of the whole file, as the client sent it.
     part_bytes: size of every part but a file's last.
     Raises NotFound, Conflict, Invalid, TooLarge, NoRoom, StorageError.
     """
-    key = f"uploads/{upload_id}/{sent.filename}/{sent.start:016d}"
-    part = UploadPart(sent.filename, sent.start, sent.size_bytes, sent.sha256, key)
     with begin() as conn:
         upload = get_upload(conn, tenant_id, upload_id, now_ms)
         check_takes_parts(upload)
-        file = _check_part(upload, part, sent.total_bytes, part_bytes)
+        file = _check_part(upload, part, total_bytes, part_bytes)
         if upload.state == COMPLETE:
             return file
         if part.start != file.received_bytes:
             return _answer_repeated(conn, upload, part)
     # The object is put before its row, so that a counted part always exists.
-    storage.put(key, sent.path)
+    key = part_key(upload, part.filename, part.start)
+    storage.put(key, path)
     with begin() as conn:
         is_counted = _advance_file(conn, upload, part)
         upload = get_upload(conn, tenant_id, upload_id, now_ms)
@@ -105,13 +92,7 @@ def check_takes_parts(upload: Upload) -> None:
 
 def received_parts(conn: Connection, upload: Upload) -> tuple[UploadPart, ...]:
     """All parts of the upload, in order of file and start. Raises Conflict."""
-    missing = {
-        file.filename: file.size_bytes - file.received_bytes
-        for file in upload.files.values()
-        if file.received_bytes < file.size_bytes
-    }
-    if missing:
-        raise not_complete(missing)
+    check_received(upload)
     query = (
         select(*_COLUMNS)
         .where(is_of(upload_parts, upload))

@@ -5,7 +5,7 @@ the ids of the multipart uploads.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import update
 
@@ -13,16 +13,17 @@ from registry.errors import Invalid, ObjectNotFound
 from registry.formats.peft_format import file_fault
 from registry.storage.storage import PresignedStorage, Storage
 from registry.tables import upload_files
-from registry.transactions import Begin
 from registry.uploads.rows import (
+    Begin,
     Upload,
     UploadFile,
     UploadPart,
+    check_received,
     find_upload,
     is_of,
     is_open,
-    not_complete,
     not_open,
+    part_key,
 )
 from registry.uploads.rules import RegistryLimits
 
@@ -35,14 +36,6 @@ class PartUrl:
     start: int
     size_bytes: int
     url: str
-
-
-@dataclass(frozen=True, slots=True)
-class OfferedFile:
-    """Bytes of a file that have arrived, and its missing parts."""
-
-    received_bytes: int
-    missing: tuple[PartUrl, ...]
 
 
 def storage_of(storage: Storage) -> PresignedStorage:
@@ -59,19 +52,34 @@ def storage_of(storage: Storage) -> PresignedStorage:
 
 def offer_files(
     begin: Begin, storage: PresignedStorage, upload: Upload, limits: RegistryLimits
-) -> dict[str, OfferedFile]:
-    """Progress of the files of an open presigned upload, with fresh URLs for missing parts.
+) -> tuple[Upload, dict[str, tuple[PartUrl, ...]]]:
+    """An open presigned upload with the bytes received by now, and a fresh URL for each missing
+    part, by file.
 
     The store is asked, but no bytes are transferred. Raises Conflict, StorageError.
     """
-    return {
-        name: _offer_file(storage, upload, file, limits)
-        for name, file in _begin_files(storage, begin, upload).items()
+    upload = _begun(begin, storage, upload)
+    arrived = _arrived(storage, upload, limits.part_bytes)
+
+    def url_of(file: UploadFile, number: int, start: int, size_bytes: int) -> PartUrl:
+        assert file.multipart_id is not None
+        key, ttl_s = part_key(upload, file.filename), limits.presigned_ttl_s
+        url = storage.presign_part(key, file.multipart_id, number, size_bytes, ttl_s)
+        return PartUrl(number, start, size_bytes, url)
+
+    missing = {
+        name: tuple(
+            url_of(file, *part)
+            for part in _layout(file, limits.part_bytes)
+            if part[0] not in arrived[name]
+        )
+        for name, file in upload.files.items()
     }
+    return _with_received(upload, arrived), missing
 
 
-def _begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dict[str, UploadFile]:
-    """Begin a multipart upload for each file that has none; returns all files, each with its id.
+def _begun(begin: Begin, storage: PresignedStorage, upload: Upload) -> Upload:
+    """Begin a multipart upload for each file that has none; returns the upload with their ids.
 
     Raises Conflict if the upload ends meanwhile. A gateway that is killed between the store
     and the row leaves a multipart upload without parts, which the sweep aborts.
@@ -80,7 +88,7 @@ def _begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dic
     for file in upload.files.values():
         if file.multipart_id is not None:
             continue
-        key = _file_key(upload, file)
+        key = part_key(upload, file.filename)
         multipart_id = storage.begin_multipart(key)
         with begin() as conn:
             set_id = conn.execute(
@@ -101,26 +109,7 @@ def _begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dic
         if kept.files[file.filename].multipart_id is None:
             raise not_open(kept)
         files[file.filename] = kept.files[file.filename]
-    return files
-
-
-def _offer_file(
-    storage: PresignedStorage, upload: Upload, file: UploadFile, limits: RegistryLimits
-) -> OfferedFile:
-    arrived = _arrived(storage, upload, file, limits.part_bytes)
-    assert file.multipart_id is not None
-    key, ttl_s = _file_key(upload, file), limits.presigned_ttl_s
-    missing = tuple(
-        PartUrl(
-            number,
-            start,
-            size_bytes,
-            storage.presign_part(key, file.multipart_id, number, size_bytes, ttl_s),
-        )
-        for number, start, size_bytes in _layout(file, limits.part_bytes)
-        if number not in arrived
-    )
-    return OfferedFile(sum(arrived.values()), missing)
+    return replace(upload, files=files)
 
 
 def complete_files(
@@ -130,15 +119,7 @@ def complete_files(
 
     Raises Conflict; InvalidAdapter for an object whose size is not the declared size.
     """
-    missing = {}
-    for file in upload.files.values():
-        arrived_bytes = 0
-        if file.multipart_id is not None:
-            arrived_bytes = sum(_arrived(storage, upload, file, part_bytes).values())
-        if arrived_bytes < file.size_bytes:
-            missing[file.filename] = file.size_bytes - arrived_bytes
-    if missing:
-        raise not_complete(missing)
+    check_received(_with_received(upload, _arrived(storage, upload, part_bytes)))
     return tuple(_complete_file(storage, upload, file) for file in upload.files.values())
 
 
@@ -146,16 +127,11 @@ def abort_files(storage: PresignedStorage, upload: Upload) -> None:
     """Drop the parts of files that never became an object. Repeating is harmless."""
     for file in upload.files.values():
         if file.multipart_id is not None:
-            storage.abort_multipart(_file_key(upload, file), file.multipart_id)
-
-
-def _file_key(upload: Upload, file: UploadFile) -> str:
-    """Key of the file once its parts are one object; it is discarded with the upload's parts."""
-    return f"uploads/{upload.upload_id}/{file.filename}"
+            storage.abort_multipart(part_key(upload, file.filename), file.multipart_id)
 
 
 def _complete_file(storage: PresignedStorage, upload: Upload, file: UploadFile) -> UploadPart:
-    key = _file_key(upload, file)
+    key = part_key(upload, file.filename)
     assert file.multipart_id is not None
     try:
         storage.complete_multipart(key, file.multipart_id)
@@ -168,7 +144,7 @@ def _complete_file(storage: PresignedStorage, upload: Upload, file: UploadFile) 
         message = f"{file.filename} arrived with {size_bytes} bytes, declared were "
         message += f"{file.size_bytes}; upload it again"
         raise file_fault("size_mismatch", message, file.filename)
-    return UploadPart(file.filename, 0, size_bytes, None, key)
+    return UploadPart(file.filename, 0, size_bytes, None)
 
 
 def _layout(file: UploadFile, part_bytes: int) -> Iterator[tuple[int, int, int]]:
@@ -178,16 +154,27 @@ def _layout(file: UploadFile, part_bytes: int) -> Iterator[tuple[int, int, int]]
 
 
 def _arrived(
-    storage: PresignedStorage, upload: Upload, file: UploadFile, part_bytes: int
-) -> dict[int, int]:
-    """Bytes, by number, of the parts in the store that have the expected size."""
-    assert file.multipart_id is not None
-    layout = {number: size_bytes for number, _, size_bytes in _layout(file, part_bytes)}
-    key = _file_key(upload, file)
-    try:
-        stored = storage.list_parts(key, file.multipart_id)
-    except ObjectNotFound:
-        # A completed multipart upload no longer exists; its object proves that all parts arrived.
-        storage.size(key)
-        return layout
-    return {n: size_bytes for n, size_bytes in stored.items() if layout.get(n) == size_bytes}
+    storage: PresignedStorage, upload: Upload, part_bytes: int
+) -> dict[str, dict[int, int]]:
+    """Bytes, by file and number, of the parts in the store that have the expected size."""
+    arrived = {}
+    for name, file in upload.files.items():
+        layout = {number: size_bytes for number, _, size_bytes in _layout(file, part_bytes)}
+        key, stored = part_key(upload, name), dict[int, int]()
+        try:
+            if file.multipart_id is not None:
+                stored = storage.list_parts(key, file.multipart_id)
+        except ObjectNotFound:
+            # A completed multipart upload no longer exists; its object proves that all arrived.
+            storage.size(key)
+            stored = layout
+        arrived[name] = {n: it for n, it in stored.items() if layout.get(n) == it}
+    return arrived
+
+
+def _with_received(upload: Upload, arrived: dict[str, dict[int, int]]) -> Upload:
+    files = {
+        name: replace(file, received_bytes=sum(arrived[name].values()))
+        for name, file in upload.files.items()
+    }
+    return replace(upload, files=files)

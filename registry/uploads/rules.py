@@ -1,11 +1,14 @@
-"""Rules for declarations and quotas of uploads. Functions here only read and check."""
+"""Rules for declarations and quotas of uploads. Functions here only read and check.
+
+Every query names the tenant.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, or_, select
 
 from registry.catalog import adapter_rows
 from registry.checks.validate import AdapterLimits
@@ -13,7 +16,8 @@ from registry.errors import Invalid, Limited, QuotaExceeded, TooLarge, shown
 from registry.formats.own_tokenizer import TOKENIZER_FILES
 from registry.formats.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
 from registry.formats.peft_format import WEIGHTS_FILE
-from registry.uploads.rows import Unfinished, Upload, UploadFile, created_at_ms, unfinished_uploads
+from registry.tables import upload_files, uploads
+from registry.uploads.rows import OPEN, PROVING, Upload, UploadFile
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HOUR_MS = 3_600_000
@@ -56,6 +60,15 @@ class RegistryLimits:
         return limits
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Figures of an open or proving upload that quotas count."""
+
+    adapter_name: str
+    is_dry_run: bool
+    declared_bytes: int
+
+
 def check_files(files: Mapping[str, UploadFile], limits: RegistryLimits) -> None:
     """Check that the files are the two of PEFT, and none but those of a tokenizer beside them.
 
@@ -81,6 +94,28 @@ def check_files(files: Mapping[str, UploadFile], limits: RegistryLimits) -> None
             )
         if file.size_bytes > max_bytes[name]:
             raise TooLarge.of(name, file.size_bytes, max_bytes[name])
+
+
+def unfinished_uploads(conn: Connection, tenant_id: str, now_ms: int) -> list[Unfinished]:
+    """Open and proving uploads, which may still become versions of the tenant."""
+    # A join with GROUP BY would make SQLite walk all uploads: 39 ms for 100,000 instead of 0.3 ms.
+    declared_bytes = (
+        select(func.coalesce(func.sum(upload_files.c.size_bytes), 0))
+        .where(
+            upload_files.c.upload_id == uploads.c.upload_id,
+            upload_files.c.tenant_id == tenant_id,
+        )
+        .scalar_subquery()
+    )
+    query = select(uploads.c.adapter_name, uploads.c.is_dry_run, declared_bytes).where(
+        uploads.c.tenant_id == tenant_id,
+        uploads.c.state.in_([OPEN, PROVING]),
+        or_(uploads.c.state == PROVING, uploads.c.expires_at_ms > now_ms),
+    )
+    return [
+        Unfinished(name, is_dry_run, int(size_bytes))
+        for name, is_dry_run, size_bytes in conn.execute(query)
+    ]
 
 
 def check_quotas(
@@ -140,7 +175,9 @@ def _check_limit(limits: RegistryLimits, quota: str, asked: int, remedy: str) ->
 
 def _check_rate(conn: Connection, upload: Upload, limit: int) -> None:
     """Raise Limited if the tenant created `limit` uploads in the hour before this upload."""
-    oldest_ms = created_at_ms(conn, upload.tenant_id, place=limit - 1)
+    query = select(uploads.c.created_at_ms).where(uploads.c.tenant_id == upload.tenant_id)
+    query = query.order_by(uploads.c.created_at_ms.desc()).offset(limit - 1).limit(1)
+    oldest_ms = conn.execute(query).scalar()
     wait_ms = 0 if oldest_ms is None else oldest_ms + _HOUR_MS - upload.created_at_ms
     if wait_ms > 0:
         raise Limited(

@@ -23,9 +23,9 @@ from registry.errors import Conflict, NoRoom, StorageError
 from registry.ref import AdapterRef, BaseRef
 from registry.storage.storage import Storage
 from registry.storage.work_dir import WorkDir
-from registry.uploads.ends import discard
+from registry.uploads.ends import finish_proof
 from registry.uploads.proof import PROOF_FAILED, Proof
-from registry.uploads.proving import claim_proof, claim_proofs, finish_proof
+from registry.uploads.proving import claim_proof, claim_proofs
 from registry.uploads.rows import PROVING, Upload, get_upload
 from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
@@ -167,10 +167,8 @@ class Prover:
             )
             if ended.state != PROVING:
                 self._deaths.pop(upload.upload_id, None)
-                begin = self._database.begin
-                await asyncio.to_thread(discard, begin, self._storage, ended, self._now_ms())
         except (DatabaseError, Conflict) as error:
-            # The claim expires and the upload is proved again; an ended upload's files are swept.
+            # The claim expires and the upload is proved again, unless it has ended.
             logger.warning("%s cannot be proved now: %s", upload.upload_id, error)
 
     async def _proof_of(self, upload: Upload) -> Proof:

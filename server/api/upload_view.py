@@ -1,12 +1,12 @@
 """Uploads as their tenant sees them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from registry.catalog.adapter_rows import Version
-from registry.uploads.presigned import OfferedFile
+from registry.uploads.presigned import PartUrl
 from registry.uploads.rows import Transfer, Upload, UploadFile, UploadState
 from server.api.adapter_view import AdapterView, PassportFields, VersionAnswer, passport_view
 from server.api.answer import Answer
@@ -82,13 +82,13 @@ class UploadAnswer(Answer):
 
 def upload_view(
     upload: Upload,
-    offered: Mapping[str, OfferedFile],
+    missing: Mapping[str, Sequence[PartUrl]],
     base_model: str | None,
     version: Version | None,
     price: Price,
     view: AdapterView,
 ) -> UploadAnswer:
-    """An upload. offered: its files that go to the store, by name."""
+    """An upload. missing: the parts that are yet to be sent to the store, by file."""
     passport = upload.built.passport if upload.built else None
     fault = None
     if upload.error:
@@ -99,15 +99,14 @@ def upload_view(
         adapter=None if upload.is_dry_run else upload.adapter_name,
         base_model=base_model,
         dry_run=upload.is_dry_run,
-        files={name: _file(file, offered.get(name)) for name, file in upload.files.items()},
+        files={name: _file(file, missing.get(name)) for name, file in upload.files.items()},
         error=fault,
         passport=passport_view(passport, passport["size_bytes"], price) if passport else None,
         version=view.version(version, price) if version else None,
     )
 
 
-def _file(file: UploadFile, offered: OfferedFile | None) -> SentFile | PresignedFile:
-    if offered is None:
+def _file(file: UploadFile, missing: Sequence[PartUrl] | None) -> SentFile | PresignedFile:
+    if missing is None:
         return SentFile.of_record(file)
-    parts = [PartToSend.of_record(part) for part in offered.missing]
-    return PresignedFile.of_record(file, received_bytes=offered.received_bytes, parts=parts)
+    return PresignedFile.of_record(file, parts=[PartToSend.of_record(part) for part in missing])

@@ -14,7 +14,7 @@ from registry.catalog.audit import record_audit
 from registry.catalog.names import check_name, is_name
 from registry.errors import Conflict, Invalid, NotFound, QuotaExceeded
 from registry.tables import adapters
-from registry.uploads.rows import unfinished_uploads
+from registry.uploads.rules import unfinished_uploads
 from server.database.database import Database
 from server.database.expiring_cache import ExpiringCache
 from server.inference.route import Route, RouteModel, check_models

@@ -32,29 +32,27 @@ def offer(uploads, upload):
 
 
 def send(uploads, store, upload, files, *, leave_out=()):
-    for name, offered in offer(uploads, upload).items():
-        for part in offered.missing:
+    for name, missing in offer(uploads, upload)[1].items():
+        for part in missing:
             if (name, part.number) not in leave_out:
                 store.put_url(part.url, files[name][part.start : part.start + part.size_bytes])
 
 
 def test_what_is_missing_is_offered_part_by_part_until_nothing_is(uploads, store, upload, files):
-    offered = offer(uploads, upload)[WEIGHTS_FILE]
+    missing = offer(uploads, upload)[1][WEIGHTS_FILE]
     size = len(files[WEIGHTS_FILE])
-    starts = [(part.number, part.start, part.size_bytes) for part in offered.missing]
+    starts = [(part.number, part.start, part.size_bytes) for part in missing]
     assert starts == [
         (i + 1, start, min(1000, size - start)) for i, start in enumerate(range(0, size, 1000))
     ]
     send(uploads, store, upload, files, leave_out=[(WEIGHTS_FILE, 2)])
     # A store that does not hold a URL to its size has not got the part.
-    store.put_url(offered.missing[1].url.rpartition("&")[0] + "&5", b"short")
-    offered = offer(uploads, upload)
-    assert [part.number for part in offered[WEIGHTS_FILE].missing] == [2]
-    assert offered[WEIGHTS_FILE].received_bytes == size - 1000
-    assert (offered[CONFIG_FILE].missing, offered[CONFIG_FILE].received_bytes) == (
-        (),
-        len(files[CONFIG_FILE]),
-    )
+    store.put_url(missing[1].url.rpartition("&")[0] + "&5", b"short")
+    offered, missing = offer(uploads, upload)
+    assert [part.number for part in missing[WEIGHTS_FILE]] == [2]
+    assert offered.files[WEIGHTS_FILE].received_bytes == size - 1000
+    assert missing[CONFIG_FILE] == ()
+    assert offered.files[CONFIG_FILE].received_bytes == len(files[CONFIG_FILE])
 
 
 def test_a_file_has_one_multipart_upload_however_often_it_is_offered(uploads, store, upload):
@@ -118,8 +116,8 @@ def test_a_completion_that_the_store_broke_off_goes_on_where_it_stood(
         patch.setattr(PresignedFolder, "complete_multipart", complete_one)
         with pytest.raises(StorageError):
             uploads.build(upload)
-    offered = offer(uploads, upload)
-    assert {name: file.received_bytes for name, file in offered.items()} == {
+    offered, _ = offer(uploads, upload)
+    assert {name: file.received_bytes for name, file in offered.files.items()} == {
         name: len(data) for name, data in files.items()
     }
     assert uploads.complete(upload).version == 1

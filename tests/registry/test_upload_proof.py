@@ -6,10 +6,10 @@ import pytest
 
 from registry.catalog.catalog import MAX_ALIASES
 from registry.errors import InvalidAdapter, StorageError
-from registry.uploads import ends as upload_ends
 from registry.uploads.parts import Pending, pending_bytes
 from registry.uploads.proof import Proof
 from registry.uploads.proving import claim_proof, claim_proofs
+from registry.uploads.sweep import end_overdue
 from tests.refusals import refused
 from tests.registry.factories import ActingStorage, keys
 
@@ -195,7 +195,7 @@ def test_one_that_gives_up_while_it_is_published_is_no_version(
 
     class LateCatalog:
         def publish(self, conn, *arguments, **named):
-            upload_ends.end_overdue(conn, 2**52, 0)
+            end_overdue(conn, 2**52, 0)
             return catalog.publish(conn, *arguments, **named)
 
     with refused("upload_not_open"):

@@ -8,18 +8,18 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from registry.catalog.adapter_rows import Version
+from registry.catalog.adapter_rows import Version, find_version_row
 from registry.catalog.catalog import Catalog
 from registry.storage.work_dir import WorkDir
-from registry.transactions import Begin
 from registry.uploads import opening as upload_opening
 from registry.uploads import rows as upload_rows
 from registry.uploads import sweep
 from registry.uploads.build import UploadBuilder
-from registry.uploads.parts import SentPart, put_part
+from registry.uploads.ends import check_fault, finish_proof
+from registry.uploads.parts import put_part
 from registry.uploads.proof import Proof
-from registry.uploads.proving import claim_proofs, finish_proof
-from registry.uploads.rows import Upload, UploadFile
+from registry.uploads.proving import claim_proofs
+from registry.uploads.rows import Begin, Upload, UploadFile, UploadPart
 from registry.uploads.rules import RegistryLimits
 from tests.registry.factories import Clock, InProcessValidator, declare, sha256
 
@@ -105,13 +105,14 @@ class Uploads:
         with NamedTemporaryFile() as file:
             file.write(data)
             file.flush()
-            sent = SentPart(filename, start, len(data), sha256(data), total, Path(file.name))
             return put_part(
                 self.begin,
                 self.storage,
                 upload.tenant_id,
                 upload.upload_id,
-                sent,
+                UploadPart(filename, start, len(data), sha256(data)),
+                Path(file.name),
+                total,
                 self.limits.part_bytes,
                 self.now_ms(),
             ).received_bytes
@@ -139,7 +140,7 @@ class Uploads:
         )
 
     def build(self, upload: Upload) -> Upload:
-        return self.builder.build(upload.tenant_id, upload.upload_id)
+        return check_fault(self.builder.build(upload.tenant_id, upload.upload_id))
 
     def claim(self, limit: int = 9, *, claim_ms: int = 10_000) -> list[Upload]:
         with self.begin() as conn:
@@ -152,8 +153,10 @@ class Uploads:
             return finish_proof(conn, self.catalog, upload, proof, self.now_ms(), retry_ms=retry_ms)
 
     def version_of(self, upload: Upload) -> Version | None:
+        if upload.adapter_id is None or upload.version is None:
+            return None
         with self.begin() as conn:
-            return upload_rows.version_of(conn, upload)
+            return find_version_row(conn, upload.tenant_id, upload.adapter_id, upload.version)
 
     def complete(self, upload: Upload) -> Version:
         """Build the upload, pass its proof without an engine, and return its version."""

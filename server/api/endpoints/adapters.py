@@ -10,8 +10,7 @@ from sqlalchemy import Connection
 
 from registry.catalog.adapter_rows import Adapter, lock_tenant
 from registry.catalog.alias_rows import Canary
-from registry.uploads.rows import unfinished_uploads
-from registry.uploads.rules import RegistryLimits, check_room
+from registry.uploads.rules import RegistryLimits, check_room, unfinished_uploads
 from server.api.adapter_view import (
     AdapterAnswer,
     AdapterDeleted,

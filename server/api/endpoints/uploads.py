@@ -16,14 +16,13 @@ from pydantic import Field, JsonValue
 from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
 
-from registry.catalog.adapter_rows import Version
+from registry.catalog.adapter_rows import Version, find_version_row
 from registry.errors import Invalid, StorageError
 from registry.uploads import ends as upload_ends
 from registry.uploads import opening as upload_opening
 from registry.uploads import parts as upload_parts
 from registry.uploads import rows as upload_rows
-from registry.uploads.parts import SentPart
-from registry.uploads.presigned import OfferedFile, offer_files, storage_of
+from registry.uploads.presigned import PartUrl, offer_files, storage_of
 from registry.uploads.rows import (
     COMPLETE,
     GATEWAY,
@@ -32,8 +31,10 @@ from registry.uploads.rows import (
     Transfer,
     Upload,
     UploadFile,
+    UploadPart,
 )
 from registry.uploads.rules import RegistryLimits
+from registry.uploads.sweep import discard
 from server.api import errors
 from server.api.bodies import BodyFields, json_body, refuse_compressed
 from server.api.deps import (
@@ -176,24 +177,25 @@ class _UploadContext(AdapterWriter):
 
     async def rendered(self, upload: Upload) -> UploadAnswer:
         """An upload as its tenant sees it, with the parts that are yet to be sent to the store."""
-        offered: dict[str, OfferedFile] = {}
+        missing: dict[str, tuple[PartUrl, ...]] = {}
         if upload.state == OPEN and upload.transfer == PRESIGNED:
             storage, begin = storage_of(self.storage), self.database.begin
-            offered = await asyncio.to_thread(
+            upload, missing = await asyncio.to_thread(
                 offer_files, begin, storage, upload, self.operators_limits
             )
 
         def read(conn: Connection) -> tuple[Version | None, Price]:
-            version = upload_rows.version_of(conn, upload)
             tenant_id, at_ms = upload.tenant_id, now_ms()
-            if version:
-                return version, price_of_adapter(conn, at_ms, tenant_id, version.adapter_id)
-            return None, price_for(conn, at_ms, tenant_id=tenant_id, base_model=base_model or "")
+            if upload.adapter_id is None or upload.version is None:
+                price = price_for(conn, at_ms, tenant_id=tenant_id, base_model=base_model or "")
+                return None, price
+            version = find_version_row(conn, tenant_id, upload.adapter_id, upload.version)
+            return version, price_of_adapter(conn, at_ms, tenant_id, upload.adapter_id)
 
         # The base model that the files are for is not known until they are read.
         base_model = upload.base_model or (upload.built.base_model if upload.built else None)
         version, price = await self.database.read(read)
-        return upload_view(upload, offered, base_model, version, price, self.view)
+        return upload_view(upload, missing, base_model, version, price, self.view)
 
     async def _known(self, new: Upload) -> Version | None:
         """The version made of these files; None if there is none, or no object of it is sound."""
@@ -272,7 +274,7 @@ async def cancel_upload(
     """Cancel an open upload and delete what was sent."""
     upload = await context.cancelled(upload_id)
     begin = context.database.begin
-    await asyncio.to_thread(upload_ends.discard, begin, context.storage, upload, now_ms())
+    await asyncio.to_thread(discard, begin, context.storage, upload, now_ms())
     return await context.rendered(upload)
 
 
@@ -312,7 +314,9 @@ async def put_part(
             context.storage,
             tenant_id,
             upload_id,
-            SentPart(filename, start, size_bytes, sha256, total, place.path),
+            UploadPart(filename, start, size_bytes, sha256),
+            place.path,
+            total,
             part_bytes,
             now_ms(),
         )
