@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -47,7 +47,7 @@ _VARIABLES = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THRE
 class ValidatorLimits:
     """Resources that validators may use.
 
-    max_running: validators at once; a tenant may have one.   max_wait_s: longest wait for a turn.
+    max_running: validators at once.   max_wait_s: longest wait for a turn.
     base_s, bytes_per_s: a check may take base_s + size / bytes_per_s of processor time, a few times
     what it needs.   wall_ratio: limit of wall time, as a multiple of that of processor time: a
     validator has a low priority, so the engine delays it.
@@ -116,13 +116,11 @@ class Validator:
         self._adapter_limits = adapter_limits
         self._limits = limits or ValidatorLimits()
         self._python = python
-        self._running: set[str] = set()
-        self._turn = threading.Condition()
+        self._turns = threading.BoundedSemaphore(self._limits.max_running)
 
     def check(
         self,
         bases: Sequence[BaseModel],
-        tenant_id: str,
         config: Path,
         weights: Path,
         target: Path | None = None,
@@ -137,34 +135,21 @@ class Validator:
         """
         if config.stat().st_size > MAX_CONFIG_BYTES:
             raise TooLarge.of(CONFIG_FILE, config.stat().st_size, MAX_CONFIG_BYTES)
-        with self._turn_of(tenant_id):
-            try:
-                target = target or Path(os.devnull)
-                ended = self._run(bases, config.read_bytes(), weights, target, tokenizer)
-            except OSError as error:
-                raise unavailable(str(error)) from error
+        if not self._turns.acquire(timeout=self._limits.max_wait_s):
+            raise unavailable("other uploads are being checked")
+        try:
+            target = target or Path(os.devnull)
+            ended = self._run(bases, config.read_bytes(), weights, target, tokenizer)
+        except OSError as error:
+            raise unavailable(str(error)) from error
+        finally:
+            self._turns.release()
         validated = _validated(_answer_of(ended, self._limits.max_answer_bytes))
         if validated.base_model not in {base.model_id for base in bases}:
             raise _failed(ended)
         if not validated.is_offline:
             _log.warning("the validator had the gateway's network: no namespace can be made here")
         return validated
-
-    @contextmanager
-    def _turn_of(self, tenant_id: str) -> Iterator[None]:
-        def is_free() -> bool:
-            return tenant_id not in self._running and len(self._running) < self._limits.max_running
-
-        with self._turn:
-            if not self._turn.wait_for(is_free, self._limits.max_wait_s):
-                raise unavailable("other uploads are being checked")
-            self._running.add(tenant_id)
-        try:
-            yield
-        finally:
-            with self._turn:
-                self._running.remove(tenant_id)
-                self._turn.notify_all()
 
     def _run(
         self,

@@ -122,7 +122,6 @@ class UploadBuilder:
                     _assemble(folder / file.filename, upload, file, its, self.storage)
                 validated = self.validator.check(
                     bases,
-                    upload.tenant_id,
                     folder / CONFIG_FILE,
                     folder / WEIGHTS_FILE,
                     folder / "canonical",

@@ -183,7 +183,6 @@ class InProcessValidator:
     def check(
         self,
         bases: Sequence[BaseModel],
-        tenant_id: str,
         config: Path,
         weights: Path,
         target: Path,

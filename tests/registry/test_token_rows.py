@@ -322,7 +322,7 @@ def test_the_confined_process_reads_the_base_models_rows(untied, tied, tmp_path)
     adapter = make_adapter(untied, targets=["q_proj"]) | copies()
     weights.write_bytes(encode(adapter))
     bases = [replace(tied, model_id="other"), replace(untied, model_id="twin")]
-    validated = Validator(LIMITS).check(bases, "a", config, weights, target)
+    validated = Validator(LIMITS).check(bases, config, weights, target)
     file, checked = check(untied, copies())
     written = io.BytesIO()
     write_canonical(written, file, checked.adapter)
@@ -338,6 +338,6 @@ def test_the_object_of_a_few_tokens_may_be_far_larger_than_their_upload(tmp_path
     config.write_bytes(make_config(target_modules=["q_proj"], trainable_token_indices=token_ids))
     adapter = make_adapter(base, targets=["q_proj"]) | tokens(rows_of(5, 20))
     weights.write_bytes(encode(adapter))
-    validated = Validator(LIMITS).check([base], "a", config, weights, target)
+    validated = Validator(LIMITS).check([base], config, weights, target)
     assert validated.passport["rank"] == 20
     assert validated.size_bytes == target.stat().st_size > 20 * vocab * 2

@@ -110,7 +110,7 @@ class MemoryStore:
 class PlainValidator:
     """A validator that takes the weights as the canonical object and refuses the config `bad`."""
 
-    def check(self, bases, tenant_id, config, weights, target, tokenizer):
+    def check(self, bases, config, weights, target, tokenizer):
         if config.read_bytes() == b"bad":
             raise InvalidAdapter(code="bad", message="It is bad.")
         data = weights.read_bytes()

@@ -53,7 +53,7 @@ def pretender(tmp_path, script):
 
 
 def test_a_sound_adapter_gets_its_passport_and_its_object(base, files, tmp_path):
-    validated = Validator(LIMITS).check([base], "a", *files, tmp_path / "object")
+    validated = Validator(LIMITS).check([base], *files, tmp_path / "object")
     data = (tmp_path / "object").read_bytes()
     assert (validated.digest, validated.size_bytes) == (sha256(data), len(data))
     here = asdict(validate_adapter(files[0].read_bytes(), files[1], base, LIMITS))
@@ -63,15 +63,15 @@ def test_a_sound_adapter_gets_its_passport_and_its_object(base, files, tmp_path)
 
 def test_a_dry_run_names_the_digest_and_writes_nothing(base, files, tmp_path):
     validator = Validator(LIMITS)
-    written = validator.check([base], "a", *files, tmp_path / "object")
-    dry = validator.check([base], "a", *files)
+    written = validator.check([base], *files, tmp_path / "object")
+    dry = validator.check([base], *files)
     assert (dry.digest, dry.size_bytes) == (written.digest, written.size_bytes)
 
 
 def test_a_refusal_comes_through_with_its_code_and_its_key(base, files):
     files[0].write_bytes(make_config(use_dora=True))
     with refused("unsupported_feature", match="use_dora", param="use_dora"):
-        Validator(LIMITS).check([base], "a", *files)
+        Validator(LIMITS).check([base], *files)
 
 
 def test_the_process_knows_a_mixture_of_experts(base, files):
@@ -79,16 +79,16 @@ def test_the_process_knows_a_mixture_of_experts(base, files):
     name = "base_model.model.model.layers.0.mlp.experts.3.up_proj.lora_A.weight"
     files[1].write_bytes(encode({name: make_tensor(np.ones((1, 4)))}))
     with pytest.raises(InvalidAdapter, match="LoRA on experts") as caught:
-        Validator(LIMITS).check([mixture], "a", *files)
+        Validator(LIMITS).check([mixture], *files)
     assert name in str(caught.value)
 
 
 def test_the_process_chooses_among_base_models_and_names_its_choice(base, files, tmp_path):
     small = make_base(tmp_path / "small", "small", num_layers=1)
-    assert Validator(LIMITS).check([small, base], "a", *files).base_model == base.model_id
+    assert Validator(LIMITS).check([small, base], *files).base_model == base.model_id
     twin = replace(base, model_id="twin", base_revision="f" * 64)
     with refused("base_model_unclear", match="tiny-llama, twin", param="base_model"):
-        Validator(LIMITS).check([base, twin], "a", *files)
+        Validator(LIMITS).check([base, twin], *files)
 
 
 def test_a_tokenizer_is_compared_with_that_of_the_base_model_that_is_chosen(files, tmp_path):
@@ -104,7 +104,7 @@ def test_a_tokenizer_is_compared_with_that_of_the_base_model_that_is_chosen(file
     tokenizer.add_special_tokens(["<new>"])
     tokenizer.save(str(given[TOKENIZER]))
     given[CHAT_TEMPLATE].write_text("y")
-    check = functools.partial(Validator(LIMITS).check, [small, large], "a", *files)
+    check = functools.partial(Validator(LIMITS).check, [small, large], *files)
     validated = check(tokenizer=given)
     own = json.loads(validated.tokenizer)
     assert own["chat_template"] == "y"
@@ -126,12 +126,12 @@ def test_a_process_that_names_a_base_model_that_was_not_asked_about_is_not_belie
     answer["base_model"] = "another"
     python = pretender(tmp_path, f"{READY}; echo '{json.dumps(answer)}'")
     with refused("validator_failed"):
-        Validator(LIMITS, python=python).check([base], "a", *files)
+        Validator(LIMITS, python=python).check([base], *files)
 
 
 def test_too_large_comes_through_with_its_sizes(base, files):
     with pytest.raises(TooLarge) as caught:
-        Validator(AdapterLimits(max_adapter_bytes=100)).check([base], "a", *files)
+        Validator(AdapterLimits(max_adapter_bytes=100)).check([base], *files)
     size_bytes = files[1].stat().st_size
     assert f"is {size_bytes} bytes; the limit is 100." in str(caught.value)
 
@@ -139,7 +139,7 @@ def test_too_large_comes_through_with_its_sizes(base, files):
 def test_a_config_over_its_limit_starts_no_process(base, files, tmp_path):
     files[0].write_bytes(b" " * (MAX_CONFIG_BYTES + 1))
     with pytest.raises(TooLarge, match=CONFIG_FILE):
-        Validator(LIMITS, python="/no/such/python").check([base], "a", *files)
+        Validator(LIMITS, python="/no/such/python").check([base], *files)
 
 
 def test_the_process_is_given_no_secrets(base, files, tmp_path, monkeypatch):
@@ -148,7 +148,7 @@ def test_the_process_is_given_no_secrets(base, files, tmp_path, monkeypatch):
     seen = tmp_path / "seen"
     python = pretender(tmp_path, f"/usr/bin/env > {seen}; pwd >> {seen}")
     with refused("validator_unavailable"):
-        Validator(LIMITS, python=python).check([base], "a", *files)
+        Validator(LIMITS, python=python).check([base], *files)
     names = {line.partition("=")[0] for line in seen.read_text().splitlines()}
     shells_own = {"PWD", "_", "SHLVL", "OLDPWD"}
     threads = {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"}
@@ -187,7 +187,7 @@ def test_a_system_that_cannot_keep_it_off_the_network_is_told_of(base, files, tm
     answer = {"passport": {}, "digest": "d", "size_bytes": 1, "is_offline": False}
     answer["base_model"] = base.model_id
     script = f"echo ready; echo '{json.dumps(answer)}'"
-    validated = Validator(LIMITS, python=pretender(tmp_path, script)).check([base], "a", *files)
+    validated = Validator(LIMITS, python=pretender(tmp_path, script)).check([base], *files)
     assert not validated.is_offline
     assert "network" in caplog.text
 
@@ -218,7 +218,7 @@ def test_a_process_that_breaks_over_the_files_refuses_them(base, files, tmp_path
     limits = ValidatorLimits(base_s=0.5, wall_ratio=1, max_answer_bytes=100_000)
     validator = Validator(LIMITS, limits, pretender(tmp_path, script))
     with refused(code, match="again"):
-        validator.check([base], "a", *files)
+        validator.check([base], *files)
 
 
 @pytest.mark.parametrize(
@@ -234,20 +234,20 @@ def test_a_process_that_cannot_do_its_work_is_not_the_files_fault(
 ):
     limits = ValidatorLimits(base_s=0.5, wall_ratio=1)
     with refused("validator_unavailable") as caught:
-        Validator(LIMITS, limits, pretender(tmp_path, script)).check([base], "a", *files)
+        Validator(LIMITS, limits, pretender(tmp_path, script)).check([base], *files)
     assert reason in caught.value.__notes__[0]
 
 
 def test_an_interpreter_that_is_not_there_is_not_the_files_fault(base, files):
     with refused("validator_unavailable"):
-        Validator(LIMITS, python="/no/such/python").check([base], "a", *files)
+        Validator(LIMITS, python="/no/such/python").check([base], *files)
 
 
 def test_a_full_disk_is_not_the_files_fault(base, files):
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     with refused("validator_unavailable", match="later") as caught:
-        Validator(LIMITS).check([base], "a", *files, Path("/dev/full"))
+        Validator(LIMITS).check([base], *files, Path("/dev/full"))
     assert "No space left" in caught.value.__notes__[0]
 
 
@@ -256,7 +256,7 @@ def test_memory_that_runs_out_refuses_the_file(base, files):
     files[1].write_bytes(encode_header(b"{" + b" " * 1_000_000 + b"}"))
     limits = ValidatorLimits(memory_bytes=10 << 20)
     with refused("validator_failed"):
-        Validator(LIMITS, limits).check([base], "a", *files)
+        Validator(LIMITS, limits).check([base], *files)
 
 
 class Held:
@@ -272,13 +272,13 @@ class Held:
         self._base = base
         self.reasons = []
 
-    def check(self, tenant_id):
+    def check(self):
         with refused("validator_unavailable") as caught:
-            self._validator.check([self._base], tenant_id, *self._files)
+            self._validator.check([self._base], *self._files)
         self.reasons.append(caught.value.__notes__[0])
 
-    def begin(self, tenant_id):
-        thread = threading.Thread(target=self.check, args=(tenant_id,))
+    def begin(self):
+        thread = threading.Thread(target=self.check)
         thread.start()
         return thread
 
@@ -289,13 +289,11 @@ class Held:
         self._release.write_bytes(b"\n")
 
 
-@pytest.mark.parametrize(("tenant", "max_running"), [("a", 2), ("b", 1)])
-def test_a_tenant_has_one_at_a_time_and_all_have_few(base, files, tmp_path, tenant, max_running):
-    limits = ValidatorLimits(max_running=max_running, max_wait_s=0.0)
-    held = Held(base, files, tmp_path, limits)
-    first = held.begin("a")
+def test_few_run_at_once(base, files, tmp_path):
+    held = Held(base, files, tmp_path, ValidatorLimits(max_running=1, max_wait_s=0.0))
+    first = held.begin()
     held.wait_for_one()
-    held.check(tenant)
+    held.check()
     assert held.reasons == ["other uploads are being checked"]
     held.end_one()
     first.join()
@@ -303,8 +301,8 @@ def test_a_tenant_has_one_at_a_time_and_all_have_few(base, files, tmp_path, tena
 
 
 def test_who_waits_for_a_turn_gets_it_when_one_ends(base, files, tmp_path):
-    held = Held(base, files, tmp_path, ValidatorLimits(max_wait_s=30.0))
-    threads = [held.begin("a") for _ in range(3)]
+    held = Held(base, files, tmp_path, ValidatorLimits(max_running=1, max_wait_s=30.0))
+    threads = [held.begin() for _ in range(3)]
     for _ in threads:
         held.wait_for_one()
         held.end_one()
