@@ -36,20 +36,22 @@ class Fault(Exception):
     """
 
     default_code: ClassVar[str | None] = None
+    default_message: ClassVar[str] = ""
+    default_retry_after_s: ClassVar[float | None] = None
 
     def __init__(
         self,
-        message: str,
+        message: str | None = None,
         *,
         code: str | None = None,
         param: str | None = None,
         retry_after_s: float | None = None,
         details: Mapping[str, int | bool] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message or self.default_message)
         self.code = code or self.default_code
         self.param = param
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
         self.details = details or {}
 
 
@@ -73,9 +75,7 @@ class InvalidApiKey(Fault):
     """The key is missing, unknown or revoked; nothing tells which, to give no help in guessing."""
 
     default_code = "invalid_api_key"
-
-    def __init__(self, message: str = "Incorrect API key provided.") -> None:
-        super().__init__(message)
+    default_message = "Incorrect API key provided."
 
 
 class Forbidden(Fault):
@@ -130,14 +130,8 @@ class Limited(Fault):
 class Overloaded(Fault):
     """More requests wait already than can be served in time."""
 
-    def __init__(
-        self,
-        message: str = "The engine is overloaded. Try again shortly.",
-        *,
-        code: str | None = None,
-        retry_after_s: float = 1.0,
-    ) -> None:
-        super().__init__(message, code=code, retry_after_s=retry_after_s)
+    default_message = "The engine is overloaded. Try again shortly."
+    default_retry_after_s = 1.0
 
 
 class Unavailable(Fault):
@@ -148,13 +142,11 @@ class NoRoom(Fault):
     """Bytes would take the disk's reserve, or more than pending parts may take."""
 
     default_code = "no_room"
-
-    def __init__(
-        self,
-        message: str = "The server's disk has no room for this now. Send the same request again "
-        "after the time in Retry-After, or ask the operator for room.",
-    ) -> None:
-        super().__init__(message, retry_after_s=30.0)
+    default_message = (
+        "The server's disk has no room for this now. Send the same request again after the time "
+        "in Retry-After, or ask the operator for room."
+    )
+    default_retry_after_s = 30.0
 
 
 class TimedOut(Fault):
@@ -169,9 +161,7 @@ class Failed(Fault):
     """The server has a fault; the message says nothing but that it happened."""
 
     default_code = "internal_error"
-
-    def __init__(self) -> None:
-        super().__init__("The server had an error while processing your request.")
+    default_message = "The server had an error while processing your request."
 
 
 class StorageError(Exception):
