@@ -17,8 +17,7 @@ import sqlalchemy as sa
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from registry.storage.s3_location import S3Location
-from registry.storage.url import parse_storage_url
+from registry.storage.url import S3Location, parse_storage_url
 from server.api.addresses import is_in
 from server.api.endpoints import machines as machine_routes
 from server.api.http_protocol import HttpLimits

@@ -13,8 +13,8 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from registry.errors import ObjectNotFound, StorageError
 from registry.storage.faults import StorageFaults
-from registry.storage.s3_location import S3Location
 from registry.storage.storage import CHUNK_BYTES, StoredObject, check_key
+from registry.storage.url import S3Location
 
 _CONNECT_TIMEOUT_S = 3.0
 _MAX_CONNECTIONS = 64

@@ -10,9 +10,8 @@ import pytest
 from registry.errors import ObjectNotFound, StorageError
 from registry.storage.faults import REMEDIES
 from registry.storage.s3 import S3Storage
-from registry.storage.s3_location import S3Location
 from registry.storage.storage import CHUNK_BYTES, LocalStorage
-from registry.storage.url import open_storage
+from registry.storage.url import S3Location, open_storage
 from tests.registry.factories import keys
 
 PART_BYTES = 16 << 20

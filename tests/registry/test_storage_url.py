@@ -3,9 +3,8 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from registry.storage.s3_location import S3Location
 from registry.storage.storage import LocalStorage
-from registry.storage.url import open_storage, parse_storage_url
+from registry.storage.url import S3Location, open_storage, parse_storage_url
 from tests.faulty_s3 import CREDENTIALS
 from tests.registry.factories import keys
 
