@@ -115,7 +115,7 @@ def find_version(conn: Connection, tenant_id: str, name: str, number: int) -> Ve
     """The version of this number; None if there is no such version or it was deleted."""
     query = _ready_versions(tenant_id, name).where(versions.c.version == number)
     row = conn.execute(query).first()
-    return _version(row) if row else None
+    return to_version(row) if row else None
 
 
 def find_aliased_version(
@@ -140,7 +140,7 @@ def find_aliased_version(
     row = next(iter(rows.values()))
     target = make_target(row.main, row.canary_version, row.canary_percent)
     chosen = target.version_in(bucket_of(row.adapter_id, alias, request_key))
-    return _version(rows[chosen])
+    return to_version(rows[chosen])
 
 
 def find_adapter(conn: Connection, tenant_id: str, name: str) -> Adapter | None:
@@ -152,49 +152,13 @@ def find_adapter(conn: Connection, tenant_id: str, name: str) -> Adapter | None:
 def find_adapter_row(conn: Connection, tenant_id: str, name: str) -> Adapter | None:
     """The adapter of this name, even if deleted, then with the aliases that it had before."""
     query = select(adapters).where(adapters.c.tenant_id == tenant_id, adapters.c.name == name)
-    return next(iter(_with_aliases(conn, tenant_id, conn.execute(query).all())), None)
+    return next(iter(with_aliases(conn, tenant_id, conn.execute(query).all())), None)
 
 
 def owner_of(conn: Connection, adapter_id: str) -> str | None:
     """Tenant id of an adapter's owner, even if it is deleted; None without such an adapter."""
     query = select(adapters.c.tenant_id).where(adapters.c.adapter_id == adapter_id)
     return conn.execute(query).scalar()
-
-
-def list_adapters(
-    conn: Connection, tenant_id: str, after: str | None, search: str, limit: int
-) -> list[Adapter]:
-    """Adapters whose names contain `search` and come after `after`, in order of their names."""
-    query = select(adapters).where(
-        adapters.c.tenant_id == tenant_id, adapters.c.deleted_at_ms.is_(None)
-    )
-    if after is not None:
-        query = query.where(adapters.c.name > after)
-    if search:
-        query = query.where(adapters.c.name.contains(search, autoescape=True))
-    found = conn.execute(query.order_by(adapters.c.name).limit(limit)).all()
-    return _with_aliases(conn, tenant_id, found)
-
-
-def list_versions(
-    conn: Connection,
-    tenant_id: str,
-    adapter_id: str,
-    *,
-    before: int | None,
-    limit: int,
-    include_deleted: bool,
-) -> list[Version]:
-    """Versions below the number `before`, newest first."""
-    query = select(versions).where(
-        versions.c.adapter_id == adapter_id, versions.c.tenant_id == tenant_id
-    )
-    if not include_deleted:
-        query = query.where(versions.c.state == READY)
-    if before is not None:
-        query = query.where(versions.c.version < before)
-    query = query.order_by(versions.c.version.desc()).limit(limit)
-    return [_version(row) for row in conn.execute(query)]
 
 
 def find_version_row(
@@ -207,7 +171,7 @@ def find_version_row(
         versions.c.tenant_id == tenant_id,
     )
     row = conn.execute(query).first()
-    return _version(row) if row else None
+    return to_version(row) if row else None
 
 
 def list_digests(conn: Connection, adapter_id: str, number: int | None = None) -> list[str]:
@@ -237,7 +201,7 @@ def find_same_version(
         *(versions.c[name] == getattr(built, name) for name in same),
     )
     row = conn.execute(query.order_by(versions.c.version.desc())).first()
-    return _version(row) if row else None
+    return to_version(row) if row else None
 
 
 def live_object_keys(conn: Connection, tenant_id: str, keys: Collection[str]) -> set[str]:
@@ -321,6 +285,23 @@ def is_meant_by(table: Table) -> ColumnElement[bool]:
     return (versions.c.adapter_id == table.c.adapter_id) & (versions.c.version == table.c.version)
 
 
+def with_aliases(conn: Connection, tenant_id: str, rows: Sequence[Row[Any]]) -> list[Adapter]:
+    """Make the tenant's adapters from their rows, and read their aliases and `latest`."""
+    ids = [row.adapter_id for row in rows]
+    targets = list_targets(conn, tenant_id, ids)
+    latest = _latest_versions(conn, tenant_id, ids)
+    return [
+        Adapter(**row._mapping, latest=latest.get(row.adapter_id), aliases=targets[row.adapter_id])
+        for row in rows
+    ]
+
+
+def to_version(row: Row[Any]) -> Version:
+    """Make a version from its row."""
+    values = {it.name: row._mapping[it.name] for it in fields(Version)}
+    return Version(**values | {"passport": json.loads(row.passport)})
+
+
 def _ready_versions(tenant_id: str, name: str) -> Select[Any]:
     return (
         select(versions)
@@ -331,16 +312,6 @@ def _ready_versions(tenant_id: str, name: str) -> Select[Any]:
             versions.c.state == READY,
         )
     )
-
-
-def _with_aliases(conn: Connection, tenant_id: str, rows: Sequence[Row[Any]]) -> list[Adapter]:
-    ids = [row.adapter_id for row in rows]
-    targets = list_targets(conn, tenant_id, ids)
-    latest = _latest_versions(conn, tenant_id, ids)
-    return [
-        Adapter(**row._mapping, latest=latest.get(row.adapter_id), aliases=targets[row.adapter_id])
-        for row in rows
-    ]
 
 
 def _latest_versions(
@@ -358,9 +329,4 @@ def _latest_versions(
     rows = conn.execute(query).all()
     # A condition on the versions' tenant makes SQLite read all versions: 250 ms a page of 100,000.
     assert all(row.tenant_id == tenant_id for row in rows)
-    return {row.adapter_id: _version(row) for row in rows}
-
-
-def _version(row: Row[Any]) -> Version:
-    values = {it.name: row._mapping[it.name] for it in fields(Version)}
-    return Version(**values | {"passport": json.loads(row.passport)})
+    return {row.adapter_id: to_version(row) for row in rows}

@@ -3,11 +3,11 @@
 A missing adapter raises NotFound, and so does another tenant's.
 """
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from registry.base.base_models import BaseModels
 from registry.catalog import adapter_rows, alias_rows
-from registry.catalog.adapter_rows import Adapter, Version
+from registry.catalog.adapter_rows import READY, Adapter, Version
 from registry.catalog.alias_rows import Move
 from registry.catalog.names import (
     adapter_not_found,
@@ -20,6 +20,8 @@ from registry.catalog.names import (
     parse_model,
 )
 from registry.errors import NotFound, shown
+from registry.tables import adapter_versions as versions
+from registry.tables import adapters
 
 
 class Directory:
@@ -68,7 +70,14 @@ class Directory:
         # Only characters of names reach SQL, since databases differ in case and odd characters.
         if not could_be_in_name(search):
             return []
-        return adapter_rows.list_adapters(conn, tenant_id, after, search, limit)
+        query = select(adapters).where(
+            adapters.c.tenant_id == tenant_id,
+            adapters.c.deleted_at_ms.is_(None),
+            adapters.c.name > (after or ""),
+            adapters.c.name.contains(search, autoescape=True),
+        )
+        found = conn.execute(query.order_by(adapters.c.name).limit(limit)).all()
+        return adapter_rows.with_aliases(conn, tenant_id, found)
 
     def get_adapter(self, conn: Connection, tenant_id: str, name: str) -> Adapter:
         adapter = adapter_rows.find_adapter(conn, tenant_id, name) if is_name(name) else None
@@ -88,14 +97,15 @@ class Directory:
     ) -> list[Version]:
         """Versions below the number `before`, newest first."""
         adapter = self.get_adapter(conn, tenant_id, name)
-        return adapter_rows.list_versions(
-            conn,
-            tenant_id,
-            adapter.adapter_id,
-            before=before,
-            limit=limit,
-            include_deleted=include_deleted,
+        query = select(versions).where(
+            versions.c.adapter_id == adapter.adapter_id, versions.c.tenant_id == tenant_id
         )
+        if not include_deleted:
+            query = query.where(versions.c.state == READY)
+        if before is not None:
+            query = query.where(versions.c.version < before)
+        query = query.order_by(versions.c.version.desc()).limit(limit)
+        return [adapter_rows.to_version(row) for row in conn.execute(query)]
 
     def get_version(self, conn: Connection, tenant_id: str, name: str, number: int) -> Version:
         """A version that is not deleted, even if it was made for another base model."""

@@ -59,8 +59,7 @@ def check_new_name(name: str, base_names: Collection[str]) -> None:
 
     base_names: names of the base models.
     """
-    if not is_name(name):
-        raise invalid_name(name, "name", f"{_NAME} in full")
+    check_name(name, param="name")
     if name in base_names:
         # Requests match the base models' names first, so this adapter could never be requested.
         raise invalid_name(name, "name", "a name that is not a base model's")

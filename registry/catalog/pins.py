@@ -114,13 +114,8 @@ def pins_in_force(conn: Connection, base_revision: str) -> list[tuple[BaseRef, A
         )
         .order_by(pins.c.pinned_at_ms, pins.c.pin_id)
     )
-    return [
-        (
-            BaseRef(r.base_revision, r.base_model, r.base_variant),
-            AdapterRef(r.adapter_id, r.version, r.digest, r.object_key, r.rank, r.size_bytes),
-        )
-        for r in conn.execute(query.limit(MAX_PINS_IN_FORCE))
-    ]
+    found = map(adapter_rows.to_version, conn.execute(query.limit(MAX_PINS_IN_FORCE)))
+    return [(version.base, version.ref) for version in found]
 
 
 def device_bytes(version: Version) -> int:
