@@ -5,7 +5,7 @@ Every query names the tenant.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 
 from sqlalchemy import Connection, func, or_, select
@@ -47,17 +47,6 @@ class RegistryLimits:
     orphan_grace_s: int = 3600
     max_discards_per_sweep: int = 100
     max_orphans_per_sweep: int = 1000
-
-    def of_tenant(
-        self, max_adapters: int | None, max_adapter_bytes_total: int | None
-    ) -> "RegistryLimits":
-        """Limits of a tenant: its own in place of the defaults; None keeps a default."""
-        limits = self
-        if max_adapters is not None:
-            limits = replace(limits, max_adapters=max_adapters)
-        if max_adapter_bytes_total is not None:
-            limits = replace(limits, max_adapter_bytes_total=max_adapter_bytes_total)
-        return limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def test_a_declared_size_over_the_limit_is_too_large(uploads, name, limit_bytes)
 
 
 def test_adapters_are_limited_and_open_uploads_count(uploads, base, publish_upload):
-    files, limits = sound_files(base), uploads.limits.of_tenant(2, None)
+    files, limits = sound_files(base), replace(uploads.limits, max_adapters=2)
     publish_upload(name="one")
     uploads.open(files, name="two", limits=limits)
     with pytest.raises(QuotaExceeded, match="max_adapters"):
@@ -89,7 +89,7 @@ def test_bytes_are_limited_and_equal_objects_count_once(uploads, base, publish_u
     publish_upload(name="two")
     files = sound_files(base)
     new_bytes = sum(len(data) for data in files.values())
-    limits = uploads.limits.of_tenant(None, version.size_bytes + new_bytes)
+    limits = replace(uploads.limits, max_adapter_bytes_total=version.size_bytes + new_bytes)
     uploads.open(files, name="three", limits=limits)
     with pytest.raises(QuotaExceeded, match="max_adapter_bytes_total"):
         uploads.open(files, name="three", limits=limits)
@@ -127,14 +127,17 @@ def test_a_dry_run_counts_as_an_open_upload_and_not_as_an_adapter(uploads, base)
     files = sound_files(base)
     for _ in range(2):
         uploads.open(files, name=None)
-    uploads.open(files, limits=uploads.limits.of_tenant(1, sum(map(len, files.values()))))
+    total = sum(map(len, files.values()))
+    limits = replace(uploads.limits, max_adapters=1, max_adapter_bytes_total=total)
+    uploads.open(files, limits=limits)
     with pytest.raises(QuotaExceeded, match="max_open_uploads"):
         uploads.open(files, name=None)
 
 
 def test_a_dry_run_needs_no_room(uploads, base, publish_upload):
     publish_upload()
-    assert uploads.open(sound_files(base), name=None, limits=uploads.limits.of_tenant(1, 1))
+    full = replace(uploads.limits, max_adapters=1, max_adapter_bytes_total=1)
+    assert uploads.open(sound_files(base), name=None, limits=full)
 
 
 def test_presigned_parts_are_refused_where_the_store_takes_none(uploads, base):
@@ -208,7 +211,7 @@ def test_a_version_whose_object_is_lost_is_brought_back_by_its_files(publish_upl
 
 def test_known_files_need_no_room(uploads, base, publish_upload):
     publish_upload()
-    full = uploads.limits.of_tenant(1, 1)
+    full = replace(uploads.limits, max_adapters=1, max_adapter_bytes_total=1)
     assert uploads.open_known(sound_files(base), limits=full).state == "complete"
 
 

@@ -1,7 +1,7 @@
 """A tenant's adapters: list and search, versions, aliases and their history, delete and restore."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import Depends, Query
@@ -96,8 +96,9 @@ class AdapterWriter(AdapterReader):
 
     def limits_of(self, limits: RegistryLimits) -> RegistryLimits:
         """The limits on what this tenant may store and upload, given the operator's."""
-        identity = self.identity
-        return limits.of_tenant(identity.max_adapters, identity.max_adapter_bytes_total)
+        names, identity = ("max_adapters", "max_adapter_bytes_total"), self.identity
+        own = {name: getattr(identity, name) for name in names}
+        return replace(limits, **{name: own[name] for name in names if own[name] is not None})
 
     def check_room(self, conn: Connection, name: str, limits: RegistryLimits) -> None:
         """Raise QuotaExceeded unless there is room for what was restored."""
