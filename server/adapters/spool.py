@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry.errors import Fault, NoRoom
+from registry.errors import NoRoom, Unavailable
 from registry.storage.free_space import SMALL_SHARE
 from registry.storage.work_dir import WorkDir
 from registry.uploads.parts import Pending
-from server.adapters.errors import uploads_busy
 from server.limits.inflow import Arrival, Inflow
 
 MAX_PARTS = 16
@@ -95,5 +94,10 @@ class Spool:
             raise NoRoom
 
 
-def _busy() -> Fault:
+def uploads_busy(message: str) -> Unavailable:
+    """The fault of an upload that has to wait because the gateway is busy with others."""
+    return Unavailable(message, code="uploads_busy", retry_after_s=2.0)
+
+
+def _busy() -> Unavailable:
     return uploads_busy("Too many parts are on their way; send it again shortly.")

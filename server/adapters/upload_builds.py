@@ -5,7 +5,7 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from registry.uploads.rows import Upload
-from server.adapters.errors import uploads_busy
+from server.adapters.spool import uploads_busy
 
 # Each build assembles up to two adapters' bytes on disk.
 MAX_RUNNING = 4

@@ -10,7 +10,7 @@ from registry.errors import (
     StorageError,
 )
 from registry.uploads.ends import ProofFailed
-from server.adapters.errors import uploads_busy
+from server.adapters.spool import uploads_busy
 from server.api import errors
 from server.api.errors import answer_of
 from server.database.errors import DatabaseError, LedgerUnavailable
