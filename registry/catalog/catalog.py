@@ -80,8 +80,7 @@ class Catalog(Directory):
         target = Target(version, canary)
         adapter = self._locked(conn, tenant_id, name)
         for number in sorted(target.versions):
-            if _find_version(conn, adapter, number, READY) is None:
-                raise adapter_not_found(f"{name}@{number}")
+            self.get_version(conn, tenant_id, name, number)
         self._move(conn, adapter, alias, target, actor)
         return self.get_adapter(conn, tenant_id, name)
 
@@ -104,7 +103,7 @@ class Catalog(Directory):
             )
             raise Conflict(message, code="nothing_to_roll_back")
         for number in sorted(before.versions):
-            if _find_version(conn, adapter, number, READY) is None:
+            if adapter_rows.find_version(conn, tenant_id, name, number) is None:
                 raise Conflict(
                     f"Version {number} of {shown(name)}, which the alias meant before, is deleted; "
                     "restore it, or set the alias to another version.",
@@ -213,8 +212,7 @@ class Catalog(Directory):
         Raises NotFound; Conflict while an alias means the version.
         """
         adapter = self._locked(conn, tenant_id, name)
-        if _find_version(conn, adapter, number, READY) is None:
-            raise adapter_not_found(f"{name}@{number}")
+        self.get_version(conn, tenant_id, name, number)
         aliases = [alias for alias, meant in adapter.aliases.items() if number in meant.versions]
         if aliases:
             raise Conflict(
@@ -235,7 +233,9 @@ class Catalog(Directory):
         """
         adapter = self._locked(conn, tenant_id, name)
         what = f"{name}@{number}"
-        version = _find_version(conn, adapter, number, READY, DELETED, PURGED)
+        version = None
+        if is_version(number):
+            version = adapter_rows.find_version_row(conn, tenant_id, adapter.adapter_id, number)
         if version is None:
             raise adapter_not_found(what)
         if version.deleted_at_ms is None:
@@ -322,13 +322,6 @@ class Catalog(Directory):
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
-
-
-def _find_version(conn: Connection, adapter: Adapter, number: int, *states: str) -> Version | None:
-    if not is_version(number):
-        return None
-    found = adapter_rows.find_version_row(conn, adapter.tenant_id, adapter.adapter_id, number)
-    return found if found and found.state in states else None
 
 
 def _not_deleted(what: str) -> Conflict:
