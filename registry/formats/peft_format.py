@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from math import isfinite, prod
@@ -117,7 +117,7 @@ class CanonicalAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """Digest and size of a written object. digest: sha256 of the whole object, hex."""
+    """Digest and size of a written object or file. digest: sha256 of the whole of it, hex."""
 
     digest: str
     size_bytes: int
@@ -254,10 +254,16 @@ def write_canonical(
 
     weights: the uploaded file, in which its tensors are. At most CHUNK_BYTES are held at a time.
     """
+    chunks = (read_tensor_chunks(weights, it) for _, it in sorted(adapter.tensors.items()))
+    header = canonical_header(adapter)
+    return write_hashed(destination, chain((header,), chain.from_iterable(chunks)))
+
+
+def write_hashed(destination: BinaryIO, chunks: Iterable[bytes]) -> ObjectInfo:
+    """Write bytes to a file that is open, one piece after the other."""
     hasher = hashlib.sha256()
     size_bytes = 0
-    chunks = (read_tensor_chunks(weights, it) for _, it in sorted(adapter.tensors.items()))
-    for chunk in chain((canonical_header(adapter),), chain.from_iterable(chunks)):
+    for chunk in chunks:
         hasher.update(chunk)
         destination.write(chunk)
         size_bytes += len(chunk)

@@ -4,9 +4,10 @@ No transaction is open while bytes move.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -25,7 +26,7 @@ from registry.errors import (
 )
 from registry.formats.own_tokenizer import TOKENIZER_FILES
 from registry.formats.peft_config import CONFIG_FILE
-from registry.formats.peft_format import WEIGHTS_FILE, file_fault
+from registry.formats.peft_format import WEIGHTS_FILE, ObjectInfo, file_fault, write_hashed
 from registry.storage.storage import Storage, folder_of
 from registry.storage.work_dir import WorkDir
 from registry.uploads import presigned
@@ -182,28 +183,15 @@ def _assemble(
     target: Path, upload: Upload, file: UploadFile, parts: Sequence[UploadPart], storage: Storage
 ) -> None:
     """Write a file from its parts in order, and compare it with the declared size and sha256."""
-    whole = hashlib.sha256()
-    size_bytes = 0
+    keys = [part_key(upload, part.filename, part.start) for part in parts]
     with target.open("wb") as copy:
-        for part in parts:
-            for chunk in storage.read(part_key(upload, part.filename, part.start)):
-                whole.update(chunk)
-                size_bytes += len(chunk)
-                copy.write(chunk)
-    if size_bytes == file.size_bytes and whole.hexdigest() == file.sha256:
+        whole = write_hashed(copy, chain.from_iterable(map(storage.read, keys)))
+    if whole == ObjectInfo(file.sha256, file.size_bytes):
         return
     # Parts that came through the gateway have a sha256, which tells the store's faults from the
     # sender's.
-    for part in parts:
-        key = part_key(upload, part.filename, part.start)
-        if part.sha256 is not None and _sha256(storage.read(key)) != part.sha256:
+    for part, key in zip(parts, keys, strict=True):
+        if part.sha256 not in (None, hashlib.sha256(b"".join(storage.read(key))).hexdigest()):
             raise StorageError(key=key, reason="other bytes than were put")
-    message = f"{file.filename} arrived with sha256 {whole.hexdigest()}, declared was "
+    message = f"{file.filename} arrived with sha256 {whole.digest}, declared was "
     raise file_fault("digest_mismatch", f"{message}{file.sha256}; upload it again", file.filename)
-
-
-def _sha256(chunks: Iterable[bytes]) -> str:
-    hasher = hashlib.sha256()
-    for chunk in chunks:
-        hasher.update(chunk)
-    return hasher.hexdigest()

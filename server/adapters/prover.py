@@ -8,7 +8,6 @@ verdict counts.
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable
@@ -20,6 +19,7 @@ from sqlalchemy import Connection
 from engine.errors import EngineAwayError, EngineDeadError
 from registry.catalog.catalog import Catalog
 from registry.errors import Conflict, NoRoom, StorageError
+from registry.formats.peft_format import write_hashed
 from registry.ref import AdapterRef, BaseRef
 from registry.storage.storage import Storage
 from registry.storage.work_dir import WorkDir
@@ -209,12 +209,9 @@ class Prover:
 
     def _fetch(self, ref: AdapterRef, path: Path) -> None:
         """Copy the object to `path`. Raises StorageError, also if its sha256 is not the digest."""
-        hasher = hashlib.sha256()
         with path.open("wb") as file:
-            for chunk in self._storage.read(ref.object_key):
-                hasher.update(chunk)
-                file.write(chunk)
-        if hasher.hexdigest() != ref.digest:
+            written = write_hashed(file, self._storage.read(ref.object_key))
+        if written.digest != ref.digest:
             raise StorageError(key=ref.object_key, reason="other bytes than were put")
 
     # ---- what runs ----
