@@ -21,6 +21,7 @@ from registry.storage.storage import Storage, folder_of
 from registry.storage.url import open_storage
 from registry.storage.work_dir import WorkDir
 from registry.uploads.build import UploadBuilder
+from registry.uploads.parts import pending_bytes
 from registry.uploads.proof import Proof
 from registry.uploads.rules import RegistryLimits
 from server.accounts import audit_log
@@ -176,6 +177,7 @@ def assemble(
         spool=Spool(
             work,
             folder_of(storage),
+            lambda tenant_id: database.read(lambda conn: pending_bytes(conn, tenant_id)),
             max_pending_bytes=settings.max_pending_bytes,
             max_pending_share=settings.max_pending_share,
         ),

@@ -301,11 +301,7 @@ async def put_part(
     # Checked before the first byte, so that a refused part takes no place in the spool.
     upload_parts.check_takes_parts(await context.read_upload(upload_id))
     most_bytes = _announced(request, part_bytes)
-    with spool.place(tenant_id, most_bytes) as place:
-        stored = await context.database.read(
-            lambda conn: upload_parts.pending_bytes(conn, tenant_id)
-        )
-        spool.check_pending(place, stored)
+    async with spool.place(tenant_id, most_bytes) as place:
         size_bytes, sha256 = await _receive(request, place.arrival, place.path, most_bytes)
         start, total = _placed(content_range, size_bytes)
         file = await asyncio.to_thread(

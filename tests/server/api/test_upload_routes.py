@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from registry.errors import StorageError
 from registry.ref import BaseRef
 from registry.storage.storage import folder_of
 from registry.storage.work_dir import WorkDir
+from registry.uploads.parts import pending_bytes
 from registry.uploads.proof import Proof
 from server.adapters.prover import Prover, ProverConfig
 from server.adapters.spool import MAX_PARTS, MAX_PARTS_PER_TENANT, Spool
@@ -206,10 +207,10 @@ async def test_parts_beyond_the_places_on_disk_are_a_503_and_a_tenant_has_only_s
 
     async def send_beside(**parts: int) -> httpx.Response:
         """Send a part while each tenant has the given number of parts under way."""
-        with ExitStack() as places:
+        async with AsyncExitStack() as places:
             for tenant_id, count in parts.items():
                 for _ in range(count):
-                    places.enter_context(client.gateway.spool.place(tenant_id, 1))
+                    await places.enter_async_context(client.gateway.spool.place(tenant_id, 1))
             return await client.http.put(url, content=FILES["adapter_config.json"])
 
     others = {f"other-{i}": 1 for i in range(MAX_PARTS)}
@@ -248,9 +249,9 @@ async def test_a_part_that_gives_way_is_told_to_be_sent_again(client: Client, ac
 
     sending = asyncio.create_task(client.http.put(url, content=stalled()))
     await has_begun.wait()
-    with ExitStack() as places:
+    async with AsyncExitStack() as places:
         for tenant_id in (acme.tenant_id, *(f"other-{i}" for i in range(MAX_PARTS - 1))):
-            places.enter_context(client.gateway.spool.place(tenant_id, 1))
+            await places.enter_async_context(client.gateway.spool.place(tenant_id, 1))
         answer = await sending
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "uploads_busy")
     assert (await client.http.put(url, content=FILES["adapter_config.json"])).status_code == 200
@@ -287,9 +288,11 @@ async def test_parts_of_unfinished_uploads_count_until_they_are_discarded(
     client: Client, product: InProcess, tmp_path: Path
 ) -> None:
     size_bytes = sum(map(len, FILES.values()))
+    database = product.gateway.database
     small = Spool(
         WorkDir(tmp_path / "parts"),
         folder_of(product.gateway.storage),
+        lambda tenant_id: database.read(lambda conn: pending_bytes(conn, tenant_id)),
         max_pending_bytes=size_bytes,
         max_pending_share=1,
     )
