@@ -18,6 +18,11 @@ def record(conn, at_ms=0, version=None):
     record_event(conn, "moved", A, "ad_1", version, at_ms)
 
 
+def insert_with(conn, event_id):
+    place = {"at_ms": 0, "kind": "moved", "tenant_id": A, "adapter_id": "ad_1"}
+    conn.execute(insert(adapter_events).values(event_id=event_id, version=event_id, **place))
+
+
 def read(tail, conn, now_ms=0):
     """Read events and mark them as taken, as a gateway does; return their versions."""
     events = tail.read(conn)
@@ -74,36 +79,22 @@ def test_an_event_that_commits_after_a_later_one_is_not_lost(database):
 
 
 def test_what_was_rolled_back_is_not_asked_for_for_ever(connection):
-    def insert_with(event_id):
-        connection.execute(
-            insert(adapter_events).values(
-                event_id=event_id, at_ms=0, kind="moved", tenant_id=A, adapter_id="ad_1",
-                version=event_id,
-            )
-        )  # fmt: skip
-
     tail = EventTail(0)
-    insert_with(4)
+    insert_with(connection, 4)
     assert read(tail, connection, now_ms=0) == [4]
-    insert_with(2)
+    insert_with(connection, 2)
     assert read(tail, connection, now_ms=30_000) == [2]
     assert read(tail, connection, now_ms=30_001) == []
-    insert_with(3)  # a minute late, which no transaction is
+    insert_with(connection, 3)  # a minute late, which no transaction is
     assert read(tail, connection, now_ms=60_000) == []
 
 
 def test_a_tail_remembers_only_so_many_holes(connection):
     record(connection)
     tail = EventTail(0)
-    tail.take(tail.read(connection), 0)
-    far = tail.read(connection)
-    connection.execute(
-        insert(adapter_events).values(
-            event_id=10**9, at_ms=0, kind="moved", tenant_id=A, adapter_id="ad_1", version=9
-        )
-    )
-    far = tail.read(connection)
-    tail.take(far, 0)
+    read(tail, connection)
+    insert_with(connection, 10**9)
+    read(tail, connection)
     assert tail.after_id == 10**9
     assert read(tail, connection) == []  # a query for a billion holes would not end
 
