@@ -21,13 +21,20 @@ def parse_object(raw: bytes, *, param: str, max_depth: int = MAX_DEPTH) -> dict[
     if _is_deeper(raw, max_depth):
         message = f"{param} nests objects and lists more than {max_depth} deep; send the file as "
         raise InvalidAdapter(f"{message}PEFT wrote it.", code="invalid_json", param=param)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in result:
+                message = f"{param} has the key {shown(key)} twice; keep one of them."
+                raise InvalidAdapter(message, code="duplicate_key", param=param)
+            result[key] = value
+        return result
+
     try:
         value = json.loads(
-            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
+            raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=_no_constant
         )
-    except _DuplicateKey as error:
-        message = f"{param} has the key {shown(error.key)} twice; keep one of them."
-        raise InvalidAdapter(message, code="duplicate_key", param=param) from None
     # UnicodeDecodeError, JSONDecodeError and integers of too many digits are all ValueErrors.
     except ValueError:
         raise _not_json(param) from None
@@ -47,20 +54,6 @@ def _is_deeper(raw: bytes, max_depth: int) -> bool:
         elif token[0] in b"]}":
             depth -= 1
     return False
-
-
-class _DuplicateKey(Exception):
-    def __init__(self, key: str) -> None:
-        self.key = key
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise _DuplicateKey(key)
-        result[key] = value
-    return result
 
 
 def _no_constant(name: str) -> None:
