@@ -155,14 +155,14 @@ class PeftConfig:
             raise config_fault("layers_to_transform", "needs target_modules to be a list")
         not_compared = [] if targets is not None else ["target_modules"]
         ranks = _patterns("rank_pattern", config.get("rank_pattern"), _rank)
-        if None in (pattern for pattern, _ in ranks):
+        if None in (pattern for _, pattern, _ in ranks):
             not_compared.append("rank_pattern")
         base_model_name, task_type = config.get("base_model_name_or_path"), config.get("task_type")
         return cls(
             r=_rank("r", config.get("r")),
             lora_alpha=_alpha("lora_alpha", config.get("lora_alpha")),
             use_rslora=_flag("use_rslora", config.get("use_rslora")),
-            rank_pattern=tuple((p, rank) for p, rank in ranks if p is not None),
+            rank_pattern=tuple((p, rank) for _, p, rank in ranks if p is not None),
             alpha_pattern=_alphas(config.get("alpha_pattern")),
             target_modules=_modules("target_modules", targets or [], not_compared),
             exclude_modules=_modules(
@@ -307,22 +307,19 @@ def _flag(key: str, value: object) -> bool:
 
 def _patterns(
     key: str, value: object, read: Callable[[str, object], T]
-) -> list[tuple[ModulePattern | None, T]]:
-    """Patterns and their numbers; None for a pattern that cannot be matched in linear time."""
+) -> list[tuple[str, ModulePattern | None, T]]:
+    """Texts, patterns and their numbers; None for one that cannot be matched in linear time."""
     if value is None:
         return []
     if not isinstance(value, dict) or len(value) > MAX_PATTERNS:
         raise config_fault(key, f"must map at most {MAX_PATTERNS} module names to numbers")
-    return [(read_pattern(text, key, SUFFIX), read(key, number)) for text, number in value.items()]
+    return [(it, read_pattern(it, key, SUFFIX), read(key, number)) for it, number in value.items()]
 
 
 def _alphas(value: object) -> tuple[tuple[ModulePattern, float], ...]:
     """Scales depend on every pattern of alpha_pattern, so each has to be matched."""
     found = []
-    for (pattern, alpha), text in zip(
-        _patterns("alpha_pattern", value, _alpha), value if isinstance(value, dict) else (),
-        strict=True,
-    ):  # fmt: skip
+    for text, pattern, alpha in _patterns("alpha_pattern", value, _alpha):
         if pattern is None:
             raise file_fault(
                 "unsupported_pattern",
