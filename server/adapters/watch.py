@@ -23,7 +23,7 @@ from registry.base.base_models import BaseModels
 from registry.catalog import adapter_rows, pins
 from registry.catalog.adapter_rows import Version
 from registry.catalog.events import Event, EventTail, newest_event_id, prune_events
-from registry.ref import AdapterRef, BaseRef
+from registry.ref import BaseRef
 from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
 from server.pool.engines import Engines
@@ -105,7 +105,8 @@ class AdapterWatch:
             # Without an engine there is nobody to tell.
             welcomes = engines.welcomes
             if welcomes and welcomes != self._told.get(id(engines)):
-                found = await self._database.read(partial(_pins_for, model.base_revision))
+                of_base = partial(pins.pins_in_force, base_revision=model.base_revision)
+                found = await self._database.read(of_base)
                 await engines.pin([ref for base, ref in found if self._serves(model, base)])
                 self._told[id(engines)] = welcomes
 
@@ -149,10 +150,6 @@ class AdapterWatch:
     async def _forget(self, tenant_id: str, digest: str | None = None) -> None:
         for _, engines in self._engines():
             await engines.forget_drafts(tenant_id, digest)
-
-
-def _pins_for(base_revision: str, conn: Connection) -> list[tuple[BaseRef, AdapterRef]]:
-    return pins.pins_in_force(conn, base_revision)
 
 
 def _ready_versions(
