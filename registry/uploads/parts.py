@@ -129,16 +129,14 @@ def _check_part(upload: Upload, part: UploadPart, total_bytes: int, part_bytes: 
             f"Content-Range says {total_bytes}; create an upload with the right size.",
             param=file.filename,
         )
-    is_last = end == file.size_bytes
-    if part.start < 0 or not (part.size_bytes == part_bytes or is_last and part.size_bytes > 0):
+    is_shorter = 0 < part.size_bytes < part_bytes and end == file.size_bytes
+    if part.size_bytes != part_bytes and not is_shorter:
         raise Invalid(
             code="invalid_part_size",
             message=f"A part has {part_bytes} bytes, the last one may have fewer; "
             f"this one has {part.size_bytes}.",
             param=file.filename,
         )
-    if part.size_bytes > part_bytes:
-        raise TooLarge.of("part", part.size_bytes, part_bytes)
     return file
 
 
