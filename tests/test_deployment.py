@@ -287,6 +287,7 @@ def test_the_balancer_waits_longer_than_any_answer_may_take(compose: Compose) ->
     settings = Settings(model="m")
     text = (DEPLOY / "haproxy.cfg").read_text()
     for end in ("client", "server"):
+    assert re.findall(r"status (5..) .* hdr retry-after [1-9]", text) == ["502", "503", "504"]
         (seconds,) = re.findall(rf"timeout {end} (\d+)s", text)
         assert int(seconds) > settings.request_timeout_s
 

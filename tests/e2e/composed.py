@@ -103,10 +103,6 @@ class Fleet:
     tenant: Tenant
     database: sa.Engine
 
-    def on(self, number: int, tenant: Tenant | None = None) -> httpx.Client:
-        """Return the tenant's client at the machine with this number."""
-        return self.machines[number].client((tenant or self.tenant).api_key)
-
     def check_books(self, *groups: Customers) -> None:
         """Check that customers of one tenant are billed for what they saw, once all is settled."""
         tenant_id = groups[0].tenant.tenant_id
