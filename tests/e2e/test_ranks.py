@@ -4,6 +4,7 @@ nobody anything.
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -36,6 +37,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyWorld]:
 
 def test_two_ranks_of_a_quantised_model_equal_peft_on_its_numbers(world: TinyWorld) -> None:
     check_oracle(world, count=16)
+
+
+def test_swapping_two_adapters_on_purpose_fails_the_oracle(world: TinyWorld) -> None:
+    swapped = world.dirs | {"wide": world.dirs["ends"], "ends": world.dirs["wide"]}
+    with pytest.raises(AssertionError, match=r"^\[2, 3"):
+        check_oracle(replace(world, dirs=swapped), count=8)
 
 
 def test_the_bill_is_exact_after_a_rank_of_the_model_is_killed(world: TinyWorld) -> None:

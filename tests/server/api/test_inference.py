@@ -15,7 +15,7 @@ from server.tools.built_in import BUILT_IN
 from server.tools.dialect import Dialect
 from tests.server.bases import change_base
 from tests.server.factories import NOW_MS, limit_budget
-from tests.server.fake_engines import MAX_MODEL_LEN
+from tests.server.fake_engines import MAX_MODEL_LEN, answer_at_once
 from tests.server.scripted_product import (
     CHAT,
     Product,
@@ -37,6 +37,19 @@ def test_n_answers_are_n_choices_in_order_and_one_usage(scripted: Product) -> No
     prompt = len(scripted.engines.asked[0].prompt_token_ids)
     assert body["usage"]["prompt_tokens"] == prompt
     assert body["usage"]["completion_tokens"] == 9
+
+
+def test_a_cached_token_is_told_and_costs_less(scripted: Product) -> None:
+    def cached(message: AddRequest) -> list[RequestOutput]:
+        (output,) = answer_at_once(message)
+        return [output._replace(num_prompt_tokens=20, num_cached_tokens=16)]
+
+    scripted.engines.script = cached
+    usage = scripted.text().json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 16
+    price = scripted.gateway.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
+    paid = 4 * price.prompt_nanousd + 16 * price.cached_nanousd + 3 * price.completion_nanousd
+    assert usage["x_chorale"]["cost_nanousd"] == paid
 
 
 def test_the_answers_of_a_beam_search_are_choices_the_best_one_first(scripted: Product) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lora.beat import RECORD
-from tests.e2e.oracle import TinyWorld
+from tests.e2e.stack import Stack
 
 
 def num_beats(pid: int) -> int:
@@ -21,8 +21,8 @@ def num_beats(pid: int) -> int:
 
 
 @pytest.mark.parametrize("name", ["engine", "fetcher"])
-def test_an_idle_process_beats_by_its_own_loop(tiny: TinyWorld, name: str) -> None:
-    pid = tiny.stack.pid(name)
+def test_an_idle_process_beats_by_its_own_loop(scripted: Stack, name: str) -> None:
+    pid = scripted.pid(name)
     before = num_beats(pid)
-    tiny.stack.wait(lambda: num_beats(pid) >= before + 2)
-    assert tiny.stack.pid(name) == pid, "nobody started it again meanwhile"
+    scripted.wait(lambda: num_beats(pid) >= before + 2)
+    assert scripted.pid(name) == pid, "nobody started it again meanwhile"
