@@ -94,6 +94,8 @@ def test_the_engine_gets_its_tokens_its_ends_and_their_bytes(product, user):
     message = product.engines.asked[-1]
     base = product.gateway.bases.default.tokenizer
     assert message.prompts == ((*base.encode("a"), 2048, *base.encode("b")),)
+    shown = user.call("POST", "/tokenize", {"model": "own", "prompt": "a<new>b"}).json()
+    assert tuple(shown["tokens"]) == message.prompts[0]
     assert message.sampling_params.eos_token_ids == (2049,)
     assert message.sampling_params.words == ((2048, b"<new>"), (2049, b""))
     user.complete("own", prompt=[2048, 2049])
@@ -152,6 +154,7 @@ def test_a_chat_in_which_a_template_hangs_is_refused_and_no_other(product, user)
         assert ("too much time" in error.get("message", "")) == refused
         assert error.get("param") == ("messages" if refused else None)
     assert user.complete("slow", prompt="a").status_code == 200
+    assert user.call("GET", "/tokenizer_info?model=slow").json()["chat_template"] == source
 
 
 def test_a_versions_template_is_rendered_on_a_thread_as_a_large_job(product):
