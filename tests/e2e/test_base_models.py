@@ -26,7 +26,7 @@ from tests.e2e.base_models import (
     tokens_of,
     wait_serving,
 )
-from tests.e2e.stack import FILES, running
+from tests.e2e.stack import running
 from tests.tiny_models import save_adapter
 
 
@@ -64,29 +64,6 @@ def test_every_model_answers_as_peft_does_with_its_own_adapters(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     check_answers(request.getfixturevalue(name))
-
-
-def test_a_tenant_sees_every_model_and_which_base_an_adapter_is_for(pair: Pair) -> None:
-    http = pair.tenant.http
-    found = {it["id"]: it["parent"] for it in http.get("/v1/models").json()["data"]}
-    assert found == {"base": None, "other": None, "pirate": "base", "alpha": "other"}
-    shown = http.get("/v1/adapters/alpha").json()
-    assert shown["latest"]["base_model"] == "other"
-    texts = {
-        model: http.post("/tokenize", json={"model": model, "prompt": "Ahoy"}).json()["tokens"]
-        for model in ("base", "pirate", "other", "alpha")
-    }
-    assert texts["base"] == texts["pirate"] != texts["other"] == texts["alpha"]
-
-
-def test_an_adapter_for_another_base_model_is_refused_by_name(pair: Pair) -> None:
-    folder = pair.adapters["other"]["alpha"]
-    contents = {name: (folder / name).read_bytes() for name in FILES}
-    status, code, param = error_of(pair.tenant.upload("wrong", contents, {"base_model": "base"}))
-    assert (status, param) == (400, "adapter_model.safetensors")
-    assert code in ("target_mismatch", "unknown_module")
-    unknown = pair.tenant.upload("wrong", contents, {"base_model": "nobody"})
-    assert error_of(unknown) == (400, "unknown_base_model", "base_model")
 
 
 def test_an_engine_that_is_killed_ends_its_own_models_streams_and_no_others(
