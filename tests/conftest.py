@@ -1,6 +1,7 @@
 """Fixtures of several packages: a real PostgreSQL server, a Redis server, Triton's interpreter."""
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from tests.redis_server import RedisServer, redis_binary
 from tests.timings import Timings
 
 interpreter.use()
+
+# Settings of the user who runs the tests are none of theirs, nor of the processes that they start.
+for _name in [name for name in os.environ if name.startswith("CHORALE_")]:
+    del os.environ[_name]
 
 _numbers = itertools.count()
 

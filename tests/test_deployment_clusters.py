@@ -34,15 +34,9 @@ from tests.deployment_files import (
 )
 from tests.server.api.test_metrics import make_stats, note_request
 from tests.server.bases import figures_only
-from tests.variables import forget_variables
 
 KUBERNETES = DEPLOY / "kubernetes"
 RAY = DEPLOY / "ray"
-
-
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    forget_variables(monkeypatch)
 
 
 def read_env(path: Path) -> dict[str, str]:

@@ -64,8 +64,7 @@ class Newcomer:
 def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
     folder = tmp_path_factory.mktemp("newcomer")
     (folder / "demo").symlink_to(docs.ROOT / "demo")
-    environment = {name: value for name, value in os.environ.items() if "CHORALE" not in name}
-    environment |= {
+    environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(docs.ROOT),

@@ -8,7 +8,6 @@ import httpx
 from typer.testing import CliRunner
 
 from server.cli.main import app
-from tests.variables import forget_variables
 
 
 class Api:
@@ -81,8 +80,7 @@ def list_of(*items):
 
 
 def make_run(url, monkeypatch, tmp_path):
-    """A function that runs the command line in tmp_path, without this machine's settings."""
-    forget_variables(monkeypatch)
+    """A function that runs the command line in tmp_path."""
     monkeypatch.setenv("CHORALE_URL", url)
     monkeypatch.setenv("CHORALE_API_KEY", "tenant-key")
     monkeypatch.setenv("CHORALE_ADMIN_KEY", "admin-key")

@@ -8,8 +8,7 @@ from server.launch.secrets import load_admin_key, replace_secret
 from tests.server.factories import Clock
 
 
-def test_the_admin_key_is_made_once_and_kept_from_others(tmp_path, monkeypatch):
-    monkeypatch.delenv("CHORALE_ADMIN_KEY", raising=False)
+def test_the_admin_key_is_made_once_and_kept_from_others(tmp_path):
     first, again = load_admin_key(tmp_path), load_admin_key(tmp_path)
     assert (first.is_new, again.is_new) == (True, False)
     assert first.key == again.key == (tmp_path / "admin.key").read_text().strip()

@@ -11,13 +11,11 @@ from server.cli.figures import NAMES
 from server.cli.main import app
 from server.launch.secrets import Secrets
 from tests.server.in_process import ADMIN_KEY, DEMO, InProcess
-from tests.variables import forget_variables
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
+def run(tmp_path):
     """A function that runs the doctor, and returns its exit code, its rows by check, and stdout."""
-    forget_variables(monkeypatch)
 
     def run(*arguments):
         call = ("doctor", "--data-dir", tmp_path, "--json", *arguments)

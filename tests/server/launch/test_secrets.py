@@ -11,14 +11,6 @@ from server.launch.secrets import (
     load_or_create_secret,
 )
 
-NAMES = ("CHORALE_PEPPER", "CHORALE_RECEIPT_SIGNING_KEY")
-
-
-@pytest.fixture(autouse=True)
-def given_nothing(monkeypatch):
-    for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
-
 
 def test_a_secret_is_made_once_and_only_its_owner_reads_it(tmp_path):
     path = tmp_path / "secrets" / "pepper"

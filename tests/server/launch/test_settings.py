@@ -7,12 +7,6 @@ import pytest
 from server.launch.settings import InvalidSetting, load_settings
 from server.launch.supervised_base import wanted_bases
 from server.pool.control_files import ModelChanges
-from tests.variables import forget_variables
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_in_the_environment(monkeypatch):
-    forget_variables(monkeypatch)
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from tests.server.in_process import DEMO
 
 
 @pytest.fixture
-def settings(tmp_path, monkeypatch):
-    monkeypatch.delenv("CHORALE_PEPPER", raising=False)
+def settings(tmp_path):
     return Settings(model=str(DEMO), data_dir=tmp_path)
 
 
