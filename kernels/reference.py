@@ -79,7 +79,8 @@ def gated(
     gate_up: [T, 2 * intermediate], gate first.   delta: is added to gate_up first.
     """
     wide = gate_up.float() if delta is None else gate_up.float() + _delta(delta, len(gate_up))
-    return elementwise.gated(*wide.chunk(2, dim=-1), activation).to(gate_up.dtype)
+    gate, up = wide.chunk(2, dim=-1)
+    return elementwise.gated(gate, up, activation).to(gate_up.dtype)
 
 
 def quantize_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from server.accounts import keys, tenants
 from server.accounts.auth import ADMIN
-from server.accounts.keys import MAX_NAME, MAX_OVERLAP_S, MAX_PAGE, ApiKey
+from server.accounts.keys import MAX_NAME, MAX_OVERLAP_S, MAX_PAGE
+from server.accounts.lineage import ApiKey
 from server.api.accounts import AccountDep, AccountEndpoints
 from server.api.answer import Answer, Page
 from server.api.bodies import BodyFields, json_body
