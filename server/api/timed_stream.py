@@ -1,7 +1,8 @@
-"""Answers with an end: a stream's comes with its request's time, and of any the end is told."""
+"""Answers whose end is told and comes with the request's time, and streams written at once."""
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server.api.http_protocol import LimitedProtocol
 from server.api.leaving_clients import unless_gone
-from server.api.live_body import LiveBody
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ class Ended(Response):
 class LiveStream(Response):
     """A stream whose pieces are written in the moment in which `make` makes them.
 
+    Pieces that a slow client does not take yet are kept; the answer bounds them. Without a
+    connection in the request's state, as under another server, all go through ASGI's `send`.
     make: makes the answer, and gives its pieces to its argument.
     """
 
@@ -64,15 +67,34 @@ class LiveStream(Response):
         super().__init__(headers=headers)
         del self.headers["content-length"]
         self._make = make
+        self._kept: deque[bytes] = deque()
+        self._sending: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._connection: LimitedProtocol | None = scope.get("state", {}).get("connection")
+        self._send = send
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await unless_gone(receive, self._send_body(LiveBody(scope, send)))
+        await unless_gone(receive, self._send_body())
 
-    async def _send_body(self, body: LiveBody) -> bool:
+    async def _send_body(self) -> None:
         try:
-            await self._make(body.write)
-            await body.end()
+            await self._make(self._write)
+            if self._sending is not None:
+                await self._sending
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            body.close()
-        return True
+            if self._sending is not None:
+                self._sending.cancel()
+
+    def _write(self, piece: bytes) -> None:
+        if self._sending is None:
+            if self._connection is not None and self._connection.write_piece(piece):
+                return
+            self._sending = asyncio.create_task(self._send_kept())
+        self._kept.append(piece)
+
+    async def _send_kept(self) -> None:
+        while self._kept:
+            piece = self._kept.popleft()
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        self._sending = None

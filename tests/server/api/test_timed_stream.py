@@ -1,12 +1,14 @@
-"""A stream ends at its time limit and calls on_end once, whatever its client does."""
+"""A stream ends at its time limit, and its pieces reach the client in order."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi.responses import StreamingResponse
+from hypothesis import given
+from hypothesis import strategies as st
 
-from server.api.timed_stream import Ended
+from server.api.timed_stream import Ended, LiveStream
 
 SCOPE = {"type": "http", "asgi": {"spec_version": "2.3"}}
 
@@ -56,3 +58,66 @@ def test_a_client_that_left_before_the_stream_began_ends_it_as_well() -> None:
     stream = Stream()
     stream.run(is_gone, timeout_s=30)
     assert stream.num_ends == 1
+
+
+class Client:
+    """A connection and an ASGI `send` of one client. is_behind: whether it takes nothing now."""
+
+    def __init__(self) -> None:
+        self.got = b""
+        self.has_all = False
+        self.is_behind = False
+        self._caught_up = asyncio.Event()
+
+    def write_piece(self, piece: bytes) -> bool:
+        if not self.is_behind:
+            self.got += piece
+        return not self.is_behind
+
+    async def send(self, message: dict[str, Any]) -> None:
+        while self.is_behind:
+            await self._caught_up.wait()
+        self.got += message.get("body", b"")
+        self.has_all = not message.get("more_body", True)
+
+    def catch_up(self) -> None:
+        self.is_behind = False
+        self._caught_up.set()
+        self._caught_up = asyncio.Event()
+
+    async def stream(self, make: Any, *, has_connection: bool = True) -> None:
+        scope = SCOPE | ({"state": {"connection": self}} if has_connection else {})
+        await LiveStream(make, {})(scope, stays, self.send)
+
+
+@given(st.lists(st.sampled_from(["write", "fall behind", "catch up", "wait"])), st.booleans())
+async def test_a_client_gets_every_piece_once_and_in_order(steps, has_connection) -> None:
+    client, written = Client(), []
+
+    async def make(write: Any) -> None:
+        for number, step in enumerate(steps):
+            if step == "write":
+                written.append(b"%d," % number)
+                write(written[-1])
+            elif step == "wait":
+                await asyncio.sleep(0)
+            elif step == "catch up":
+                client.catch_up()
+            else:
+                client.is_behind = True
+        client.catch_up()
+
+    await client.stream(make, has_connection=has_connection)
+    assert client.got == b"".join(written)
+    assert client.has_all
+
+
+async def test_who_reads_pays_no_switch_of_tasks() -> None:
+    client = Client()
+
+    async def make(write: Any) -> None:
+        write(b"now")
+        assert client.got == b"now"
+
+    await client.stream(make)
+    assert client.has_all
