@@ -185,7 +185,6 @@ def assemble(
         signer=signer,
         leases=leases,
         failures=failures,
-        idempotency=idempotency,
         recorder=Recorder(idempotency, failures),
         statements=statements,
         auditor=auditor,

@@ -39,7 +39,6 @@ from server.inference.cancels import Cancels
 from server.inference.drain import Drain
 from server.inference.encoders import Encoders
 from server.inference.generation import Generation
-from server.inference.idempotency import IdempotencyKeys
 from server.inference.limit_refusals import LimitRefusals
 from server.inference.routes import Routes
 from server.inference.ticket import Timeouts
@@ -90,7 +89,6 @@ class Gateway:
     # Webhooks.
     webhook_rules: UrlRules
     # Answers that are kept for a repeated request.
-    idempotency: IdempotencyKeys
     recorder: Recorder
     # Work that only one of all gateways does.
     leases: Leases
@@ -137,7 +135,6 @@ class Gateway:
         return Serving(
             admission,
             generation,
-            self.idempotency,
             self.recorder,
             settings.pad_events_to,
             self.routes,

@@ -163,14 +163,16 @@ class Recorder:
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: dict[tuple[str, ...], Claim] = {}  # by place
 
-    def check(self, claim: Claim) -> None:
-        """Raise Conflict if a request with this key is under way here.
+    async def claim(self, claim: Claim) -> StoredAnswer | None:
+        """Claim a key, or return its stored answer. Raises what IdempotencyKeys.claim does.
 
-        The database's row says so, too, but expires early if the clock is set ahead meanwhile.
+        The database's row says what is under way here, too, but expires early if the clock is set
+        ahead meanwhile.
         """
         if running := self._under_way.get(claim.place):
             is_same = running.body_sha256 == claim.body_sha256
             raise IdempotencyKeyInUse if is_same else IdempotencyKeyMismatch
+        return await self._keys.claim(claim)
 
     def start(self, claim: Claim, make: Callable[[Recording], Awaitable[None]]) -> Recording:
         """Run `make`, which admits the request and fills the recording, or raises."""

@@ -28,7 +28,7 @@ from server.api.routed import Begun, Routed
 from server.api.timed_stream import READING_S, Ended, LiveStream
 from server.inference.admission import Admission, count_request
 from server.inference.generation import Generation
-from server.inference.idempotency import Claim, IdempotencyKeys, StoredAnswer
+from server.inference.idempotency import Claim, StoredAnswer
 from server.inference.routes import Routes
 from server.limits.rules import Grant
 
@@ -57,7 +57,6 @@ class Serving:
 
     admission: Admission
     generation: Generation
-    idempotency: IdempotencyKeys
     recorder: Recorder
     pad_events_to: int
     routes: Routes
@@ -68,8 +67,7 @@ class Serving:
     ) -> Response:
         """Admit the request and answer it whole or as a stream. claim: on its Idempotency-Key."""
         if claim is not None:
-            self.recorder.check(claim)
-            if stored := await self.idempotency.claim(claim):
+            if stored := await self.recorder.claim(claim):
                 return await self._replay(identity, stored)
             make = functools.partial(self._record, identity, asked)
             return await self._read(request, self.recorder.start(claim, make))
