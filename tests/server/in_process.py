@@ -12,6 +12,7 @@ from typing import Any, Self
 from unittest.mock import patch
 
 import httpx
+import pytest
 from fastapi import FastAPI
 
 from server.accounts.admin_key import AdminKey
@@ -171,3 +172,9 @@ class User:
     def complete(self, model: str, **changes: Any) -> httpx.Response:
         body = {"model": model, "prompt": "Hello there", "max_tokens": 9, **changes}
         return self.call("POST", "/v1/completions", body)
+
+
+@pytest.fixture(scope="module")
+def product_of_file(shared_product: InProcess) -> InProcess:
+    """A `product` that all tests of a file share, each of which makes tenants of its own."""
+    return shared_product

@@ -21,15 +21,12 @@ from server.api.bodies import JsonBody, read_body
 from server.api.json_text import MAX_DEPTH, MAX_VALUES, check_json
 from server.limits.inflow import Inflow
 from tests.refusals import refused
-from tests.server.in_process import ADMIN_KEY, InProcess, User, make_app
+from tests.server.in_process import ADMIN_KEY, InProcess, User, make_app, product_of_file
 from tests.server.jumping_loop import run_jumping
 
 DEEP = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
 
-
-@pytest.fixture(scope="module")
-def product(shared_product: InProcess) -> InProcess:
-    return shared_product
+product = product_of_file
 
 
 # ---- JSON before it is parsed ----

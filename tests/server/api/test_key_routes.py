@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 
 from server.accounts.auth import ADMIN, INFERENCE
 from server.accounts.tables import api_keys
-from tests.server.in_process import User
+from tests.server.in_process import User, product_of_file
 
 HOUR_S = 3600
 
-
-@pytest.fixture(scope="module")
-def product(shared_product):
-    return shared_product
+product = product_of_file
 
 
 def user_of(user, api_key):

@@ -26,7 +26,7 @@ from server.api.completion_models import (
     TextCompletion,
     TextCompletionChunk,
 )
-from tests.server.in_process import ADMIN_KEY, InProcess
+from tests.server.in_process import ADMIN_KEY, InProcess, product_of_file
 from tests.server.scripted_product import events, scripted_product
 
 CHECKS = [
@@ -36,10 +36,7 @@ CHECKS = [
     response_schema_conformance,
 ]
 
-
-@pytest.fixture(scope="module")
-def product(shared_product: InProcess) -> InProcess:
-    return shared_product
+product = product_of_file
 
 
 @pytest.fixture(scope="module")

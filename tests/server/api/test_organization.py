@@ -13,6 +13,7 @@ from server.billing.rating import format_usd
 from server.billing.receipts.receipt import SPEND_KINDS
 from tests.server.billing.test_usage import post_kept, post_payment, post_usage
 from tests.server.factories import NOW_MS
+from tests.server.in_process import product_of_file
 
 DAY, HOUR = 86_400, 3600
 NOW = NOW_MS // 1000
@@ -20,10 +21,7 @@ MIDNIGHT = NOW - NOW % DAY
 COMPLETIONS, COSTS = "usage/completions", "costs"
 SHAPES = {COMPLETIONS: UsageCompletionsResponse, COSTS: UsageCostsResponse}
 
-
-@pytest.fixture(scope="module")
-def product(shared_product):
-    return shared_product
+product = product_of_file
 
 
 def use(user, *requests):

@@ -7,12 +7,9 @@ import pytest
 
 from server.api.patterns import WORDS
 from server.billing.base_revisions import name_base
-from tests.server.in_process import InProcess
+from tests.server.in_process import InProcess, product_of_file
 
-
-@pytest.fixture(scope="module")
-def product(shared_product: InProcess) -> InProcess:
-    return shared_product
+product = product_of_file
 
 
 def refusal(product: InProcess, method: str, path: str, body: dict[str, Any]) -> tuple[int, str]:

@@ -20,14 +20,11 @@ from tests.server.api.test_metrics import make_stats
 from tests.server.console.browsing import serve
 from tests.server.factories import NOW_MS, insert_holds, make_hold, make_price
 from tests.server.fake_engines import FakeEngines
-from tests.server.in_process import InProcess, User
+from tests.server.in_process import InProcess, User, product_of_file
 
 GB = 10**9
 
-
-@pytest.fixture(scope="module")
-def product(shared_product: InProcess) -> InProcess:
-    return shared_product
+product = product_of_file
 
 
 @pytest.fixture

@@ -3,12 +3,9 @@
 import pytest
 
 from tests.server.console.browsing import SignIn, Visitor
-from tests.server.in_process import InProcess, User
+from tests.server.in_process import InProcess, User, product_of_file
 
-
-@pytest.fixture(scope="module")
-def product(shared_product: InProcess) -> InProcess:
-    return shared_product
+product = product_of_file
 
 
 @pytest.fixture
