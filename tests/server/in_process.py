@@ -29,6 +29,7 @@ from server.database.database import DEFAULT_FILE
 from server.inference import base_maker
 from server.inference.bases import Bases
 from server.launch.settings import Settings
+from server.limits.memory import MemoryLimiter
 from server.pool.control_files import BaseEntry
 from tests.server.bases import change_base, demo_entries
 from tests.server.factories import NOW_MS, make_tenant
@@ -177,4 +178,13 @@ class User:
 @pytest.fixture(scope="module")
 def product_of_file(shared_product: InProcess) -> InProcess:
     """A `product` that all tests of a file share, each of which makes tenants of its own."""
+    return shared_product
+
+
+@pytest.fixture(scope="module")
+def still_product(shared_product: InProcess) -> InProcess:
+    """A `product_of_file` whose limiter's clock stands still: nothing refills while a test runs."""
+    gateway = shared_product.gateway
+    limiter = MemoryLimiter(lambda: NOW_MS, note_refusal=gateway.limit_refusals.note)
+    shared_product.gateway = replace(gateway, limiter=limiter)
     return shared_product

@@ -17,21 +17,13 @@ from server.inference.token_leases import TokenLeases
 from server.limits.amounts import Amounts
 from server.limits.base_limits import MAX_BASES, set_base_limits
 from server.limits.learned import FIRST_GUESS
-from server.limits.memory import MemoryLimiter
 from server.pool.running import Running, RunningRequest
 from tests.registry.rows import add_version
 from tests.server.factories import NOW_MS, limit_budget, make_price
 from tests.server.fake_engines import FakeEngines
-from tests.server.in_process import InProcess, User, with_engines
+from tests.server.in_process import InProcess, User, still_product, with_engines
 
-
-@pytest.fixture(scope="module")
-def product(shared_product: InProcess) -> InProcess:
-    """A gateway whose limiter's clock stands still, so that nothing refills while a test runs."""
-    gateway = shared_product.gateway
-    limiter = MemoryLimiter(lambda: NOW_MS, note_refusal=gateway.limit_refusals.note)
-    shared_product.gateway = replace(gateway, limiter=limiter)
-    return shared_product
+product = still_product
 
 
 def user_of(product: InProcess, *, key: dict[str, Any] | None = None, **limits: Any) -> User:

@@ -197,11 +197,6 @@ def test_what_a_beam_search_heeds_or_does_nothing_is_taken(other):
     assert parse(HELLO | BEAMS | other).use_beam_search
 
 
-@pytest.mark.parametrize("value", [True, False, 11, "1"])
-def test_a_length_penalty_is_a_number_within_limits(value):
-    assert refused(HELLO | BEAMS | {"length_penalty": value}) == "length_penalty"
-
-
 def test_an_echo_has_as_many_logprobs_as_the_answer():
     def asked(**fields):
         return parse(TEXT | fields, CompletionRequest).for_model().sampling
@@ -286,6 +281,7 @@ def test_each_form_asks_for_one_shape_on_both_kinds_of_completion(asked, constra
         ({"prediction": {"type": "content", "content": [TEXT_PART, {"type": "image_url"}]}},
          "prediction.content[1].type"),
         ({"prediction": {"type": "content", "content": "x", "odd": 1}}, "prediction.odd"),
+        *((BEAMS | {"length_penalty": it}, "length_penalty") for it in (True, False, 11, "1")),
         ({"speculation": "on"}, "speculation"),
         ({"speculation": True}, "speculation"),
         ({"n": 0}, "n"),

@@ -1,24 +1,14 @@
 """Tokenize and detokenize over HTTP, and other requests that clients make at their start."""
 
-from dataclasses import replace
-
 import pytest
 
 from registry.formats.chat_template import read_json
-from server.limits.memory import MemoryLimiter
 from server.version import VERSION, build
-from tests.server.factories import NOW_MS
-from tests.server.in_process import DEMO, InProcess, User
+from tests.server.in_process import DEMO, InProcess, User, still_product
 
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Good day"}]
 
-
-@pytest.fixture(scope="module")
-def product(shared_product: InProcess) -> InProcess:
-    """A gateway whose limiter's clock stands still, so that nothing refills while a test runs."""
-    limiter = MemoryLimiter(lambda: NOW_MS)
-    shared_product.gateway = replace(shared_product.gateway, limiter=limiter)
-    return shared_product
+product = still_product
 
 
 @pytest.fixture(scope="module")
