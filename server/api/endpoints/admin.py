@@ -1,7 +1,7 @@
 """The operator's endpoints: tenants, the usage of all tenants, and where adapters are."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -15,11 +15,10 @@ from server.accounts.tenants import Tenant, TenantLimits, TenantStatus
 from server.api.answer import Answer, ListAnswer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import BasesDep, DatabaseDep, IdentitiesDep, PriceTagsDep, operators_router
-from server.api.endpoints.budgets import Dollars, nanousd
+from server.api.endpoints.budgets import Dollars, put_budget
 from server.api.endpoints.usage import GroupBy, UsageList, usage_list
 from server.api.times import Time
 from server.billing import budgets
-from server.billing.budgets import Budget
 from server.billing.rating import format_usd
 from server.database.clock import now_ms
 
@@ -144,8 +143,7 @@ class _Writing:
 
     async def write(self, write: Callable[[Connection], Tenant]) -> TenantAnswer:
         def write_and_show(conn: Connection) -> TenantAnswer:
-            tenant = write(conn)
-            return _tenant(tenant, _monthly_budgets(conn, tenant.tenant_id))
+            return _shown(conn, [write(conn)])[0]
 
         shown = await self.database.write(write_and_show)
         self.identities.forget(shown.tenant_id)
@@ -176,7 +174,7 @@ async def create_tenant(
             conn, body.name, now_ms=now_ms(), limits=limits, plan=body.plan
         )
         if body.monthly_budget is not None:
-            _set_monthly_budget(conn, made, body.monthly_budget)
+            put_budget(conn, made.tenant_id, "monthly", "hard", body.monthly_budget)
         return made
 
     return await writing.write(create)
@@ -185,23 +183,16 @@ async def create_tenant(
 @router.get("/tenants")
 async def list_tenants(database: DatabaseDep) -> TenantList:
     """List all tenants."""
-
-    def read(conn: Connection) -> list[TenantAnswer]:
-        limits = _monthly_budgets(conn)
-        return [_tenant(found, limits) for found in tenants.list_tenants(conn)]
-
-    return TenantList(data=await database.read(read))
+    return TenantList(
+        data=await database.read(lambda conn: _shown(conn, tenants.list_tenants(conn)))
+    )
 
 
 @router.get("/tenants/{tenant}")
 async def get_tenant(tenant: str, database: DatabaseDep) -> TenantAnswer:
     """Get a tenant by id or name."""
-
-    def read(conn: Connection) -> TenantAnswer:
-        found = tenants.get_tenant(conn, tenant)
-        return _tenant(found, _monthly_budgets(conn, found.tenant_id))
-
-    return await database.read(read)
+    found = await database.read(lambda conn: _shown(conn, [tenants.get_tenant(conn, tenant)]))
+    return found[0]
 
 
 @router.patch("/tenants/{tenant}")
@@ -220,7 +211,7 @@ async def change_tenant(
             tenants.set_limits(conn, found.tenant_id, limits, now_ms=now_ms())
         tenants.set_details(conn, found.tenant_id, changes, now_ms=now_ms())
         if "monthly_budget" in body.model_fields_set:
-            _set_monthly_budget(conn, found, body.monthly_budget)
+            put_budget(conn, found.tenant_id, "monthly", "hard", body.monthly_budget)
         return tenants.get_tenant(conn, found.tenant_id)
 
     return await writing.write(change)
@@ -261,29 +252,12 @@ async def residency(bases: BasesDep) -> ResidencyList:
     return ResidencyList(data=data)
 
 
-def _set_monthly_budget(conn: Connection, tenant: Tenant, amount: str | None) -> None:
-    """Set the hard monthly budget in dollars; None removes it."""
-    if amount is None:
-        budgets.remove_budget(conn, tenant.tenant_id, "monthly", "hard", now_ms=now_ms())
-        return
-    budget = Budget(
-        tenant_id=tenant.tenant_id,
-        kind="monthly",
-        enforcement="hard",
-        amount_nanousd=nanousd(amount),
-    )
-    budgets.set_budget(conn, budget, now_ms=now_ms())
-
-
-def _monthly_budgets(conn: Connection, tenant_id: str | None = None) -> dict[str, str]:
-    """{tenant_id: dollars} of the hard monthly budgets, of one tenant or of all."""
-    return {
+def _shown(conn: Connection, found: Sequence[Tenant]) -> list[TenantAnswer]:
+    """Tenants with their hard monthly budgets, in dollars."""
+    tenant_ids = [tenant.tenant_id for tenant in found] if len(found) == 1 else None
+    monthly = {
         budget.tenant_id: format_usd(budget.amount_nanousd)
-        for budget in budgets.get_budgets(conn, None if tenant_id is None else [tenant_id])
+        for budget in budgets.get_budgets(conn, tenant_ids)
         if (budget.kind, budget.enforcement) == ("monthly", "hard")
     }
-
-
-def _tenant(tenant: Tenant, monthly_budgets: Mapping[str, str]) -> TenantAnswer:
-    monthly_budget = monthly_budgets.get(tenant.tenant_id)
-    return TenantAnswer.of_record(tenant, monthly_budget=monthly_budget)
+    return [TenantAnswer.of_record(it, monthly_budget=monthly.get(it.tenant_id)) for it in found]

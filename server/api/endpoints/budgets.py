@@ -112,14 +112,9 @@ async def set_budget(
     """
 
     def write(conn: Connection) -> tuple[str, BudgetAnswer]:
-        budget = Budget(
-            tenant_id=tenants.get_tenant(conn, tenant).tenant_id,
-            kind=kind,
-            enforcement=enforcement,
-            amount_nanousd=nanousd(body.amount),
-        )
-        budgets.set_budget(conn, budget, now_ms=now_ms())
-        return budget.tenant_id, _get(conn, budget.tenant_id, kind, enforcement)
+        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
+        put_budget(conn, tenant_id, kind, enforcement, body.amount)
+        return tenant_id, _get(conn, tenant_id, kind, enforcement)
 
     tenant_id, shown = await database.write(write)
     identities.forget(tenant_id)
@@ -138,12 +133,29 @@ async def remove_budget(
 
     def write(conn: Connection) -> str:
         tenant_id = tenants.get_tenant(conn, tenant).tenant_id
-        if not budgets.remove_budget(conn, tenant_id, kind, enforcement, now_ms=now_ms()):
+        if not put_budget(conn, tenant_id, kind, enforcement, None):
             raise _not_found()
         return tenant_id
 
     identities.forget(await database.write(write))
     return BudgetDeleted()
+
+
+def put_budget(
+    conn: Connection,
+    tenant_id: str,
+    kind: BudgetKind,
+    enforcement: Enforcement,
+    amount: Dollars | None,
+) -> bool:
+    """Set a budget, or remove it where the amount is None. Returns False if there was none."""
+    if amount is None:
+        return budgets.remove_budget(conn, tenant_id, kind, enforcement, now_ms=now_ms())
+    budget = Budget(
+        tenant_id=tenant_id, kind=kind, enforcement=enforcement, amount_nanousd=nanousd(amount)
+    )
+    budgets.set_budget(conn, budget, now_ms=now_ms())
+    return True
 
 
 def nanousd(amount: Dollars) -> int:
