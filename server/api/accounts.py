@@ -10,8 +10,15 @@ from sqlalchemy import Connection
 
 from server.accounts import tenants
 from server.accounts.auth import Identity
-from server.api.deps import Scoped, operators_router, tenants_router
+from server.api.deps import (
+    DatabaseDep,
+    IdentitiesDep,
+    Scoped,
+    operators_router,
+    tenants_router,
+)
 
+T = TypeVar("T")
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
@@ -32,7 +39,7 @@ class Account:
 
     def tenant_id(self, conn: Connection) -> str:
         """The tenant's id. Raises NotFound."""
-        return tenants.get_tenant(conn, self.tenant).tenant_id
+        return self.by.tenant_id if self.by else tenants.get_tenant(conn, self.tenant).tenant_id
 
 
 async def _account_of(request: Request) -> Account:
@@ -41,6 +48,31 @@ async def _account_of(request: Request) -> Account:
 
 
 AccountDep = Annotated[Account, Depends(_account_of)]
+
+
+@dataclass(frozen=True, slots=True)
+class AccountRows:
+    """The rows of the account that a request is about, as functions of its tenant's id."""
+
+    account: AccountDep
+    database: DatabaseDep
+    identities: IdentitiesDep
+
+    async def read(self, read: Callable[[Connection, str], T]) -> T:
+        """The result of `read`. Raises NotFound."""
+        return await self.database.read(lambda conn: read(conn, self.account.tenant_id(conn)))
+
+    async def write(self, change: Callable[[Connection, str], T]) -> T:
+        """Make a change that this gateway's next request sees. Raises NotFound."""
+        by = self.account.by
+        tenant_id = by.tenant_id if by else await self.read(lambda _, tenant_id: tenant_id)
+        try:
+            return await self.database.write(lambda conn: change(conn, tenant_id))
+        finally:
+            self.identities.forget(tenant_id)
+
+
+RowsDep = Annotated[AccountRows, Depends()]
 
 
 async def _named(request: Request, tenant: str) -> None:
@@ -85,13 +117,18 @@ class AccountEndpoints:
         def declare(endpoint: Endpoint) -> Endpoint:
             asked: dict[str, Any] = {"methods": [method], "status_code": status_code}
             self.router.add_api_route(path, endpoint, dependencies=[Depends(own)], **asked)
+            operators = {"name": name, "description": description or _of_any(endpoint)}
+            return self.operators(method, path, status_code=status_code, **operators)(endpoint)
+
+        return declare
+
+    def operators(self, method: str, path: str, **asked: Any) -> Callable[[Endpoint], Endpoint]:
+        """Declare an endpoint for the operator alone."""
+
+        def declare(endpoint: Endpoint) -> Endpoint:
+            asked_of = [Depends(self._account)]
             self.admin_router.add_api_route(
-                self._prefix + path,
-                endpoint,
-                dependencies=[Depends(self._account)],
-                name=name,
-                description=description or _of_any(endpoint),
-                **asked,
+                self._prefix + path, endpoint, methods=[method], dependencies=asked_of, **asked
             )
             return endpoint
 

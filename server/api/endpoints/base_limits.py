@@ -6,17 +6,18 @@ from fastapi import Path
 from pydantic import Field
 from sqlalchemy import Connection
 
-from server.accounts import tenants
+from server.api.accounts import AccountEndpoints, RowsDep
 from server.api.answer import ListAnswer
 from server.api.bodies import json_body
-from server.api.deps import BasesDep, DatabaseDep, IdentitiesDep, operators_router
+from server.api.deps import BasesDep
 from server.api.endpoints.limits import AmountsAnswer, LimitFields
 from server.billing.base_revisions import check_base
 from server.database.clock import now_ms
 from server.limits import base_limits
 from server.limits.amounts import Amounts
 
-router = operators_router()
+_of_tenants = AccountEndpoints()
+router = _of_tenants.admin_router
 
 BaseName = Annotated[str, Path(min_length=1, max_length=256)]
 
@@ -33,39 +34,33 @@ class BaseLimitsList(ListAnswer[BaseLimitsAnswer]):
     """The limits of a tenant on base models, by their names."""
 
 
-@router.get("/tenants/{tenant}/limits")
-async def list_base_limits(tenant: str, database: DatabaseDep) -> BaseLimitsList:
+@_of_tenants.operators("GET", "/limits")
+async def list_base_limits(rows: RowsDep) -> BaseLimitsList:
     """List the base models on which a tenant has limits."""
 
-    def read(conn: Connection) -> BaseLimitsList:
-        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
+    def read(conn: Connection, tenant_id: str) -> list[BaseLimitsAnswer]:
         found = base_limits.get_base_limits(conn, tenant_id)
-        return BaseLimitsList(data=[_limits(tenant_id, *item) for item in found.items()])
+        return [_limits(tenant_id, *item) for item in found.items()]
 
-    return await database.read(read)
+    return BaseLimitsList(data=await rows.read(read))
 
 
-@router.get("/tenants/{tenant}/limits/{base_model:path}")
-async def get_base_limits(
-    tenant: str, base_model: BaseName, database: DatabaseDep
-) -> BaseLimitsAnswer:
+@_of_tenants.operators("GET", "/limits/{base_model:path}")
+async def get_base_limits(base_model: BaseName, rows: RowsDep) -> BaseLimitsAnswer:
     """Get the limits of a tenant on a base model."""
 
-    def read(conn: Connection) -> BaseLimitsAnswer:
-        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
+    def read(conn: Connection, tenant_id: str) -> BaseLimitsAnswer:
         found = base_limits.get_base_limits(conn, tenant_id)
         return _limits(tenant_id, base_model, found.get(base_model, Amounts()))
 
-    return await database.read(read)
+    return await rows.read(read)
 
 
-@router.put("/tenants/{tenant}/limits/{base_model:path}")
+@_of_tenants.operators("PUT", "/limits/{base_model:path}")
 async def set_base_limits(
-    tenant: str,
     base_model: BaseName,
     bases: BasesDep,
-    database: DatabaseDep,
-    identities: IdentitiesDep,
+    rows: RowsDep,
     body: Annotated[LimitFields, json_body(LimitFields)],
 ) -> BaseLimitsAnswer:
     """Set the limits of a tenant on a base model; a limit that is left out is removed.
@@ -74,18 +69,15 @@ async def set_base_limits(
     """
     amounts = Amounts(**body.model_dump())
 
-    def write(conn: Connection) -> str:
-        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
+    def write(conn: Connection, tenant_id: str) -> BaseLimitsAnswer:
         if amounts != Amounts():  # what is left of a name can be removed
             check_base(conn, base_model, [entry.name for entry in bases.entries])
         base_limits.set_base_limits(
             conn, tenant_id, base_model, amounts, now_ms=now_ms(), actor="operator"
         )
-        return tenant_id
+        return _limits(tenant_id, base_model, amounts)
 
-    tenant_id = await database.write(write)
-    identities.forget(tenant_id)
-    return _limits(tenant_id, base_model, amounts)
+    return await rows.write(write)
 
 
 def _limits(tenant_id: str, base_model: str, amounts: Amounts) -> BaseLimitsAnswer:

@@ -7,12 +7,11 @@ from pydantic import Field
 from sqlalchemy import Connection
 
 from registry.errors import Fault, NotFound
-from server.accounts import tenants
 from server.accounts.auth import USAGE_READ
-from server.api.accounts import AccountDep, AccountEndpoints
+from server.api.accounts import AccountDep, AccountEndpoints, RowsDep
 from server.api.answer import Answer, ListAnswer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import DatabaseDep, IdentitiesDep
+from server.api.deps import DatabaseDep
 from server.billing import budgets
 from server.billing.budgets import Budget, BudgetKind, Enforcement, Sums
 from server.billing.months import end_of, month_of
@@ -89,55 +88,38 @@ async def list_budgets(account: AccountDep, database: DatabaseDep) -> BudgetList
     return await database.read(lambda conn: _list(conn, account.tenant_id(conn)))
 
 
-@both.admin_router.get("/tenants/{tenant}/budgets/{kind}/{enforcement}")
-async def get_budget(
-    tenant: str, kind: BudgetKind, enforcement: Enforcement, database: DatabaseDep
-) -> BudgetAnswer:
+@both.operators("GET", "/budgets/{kind}/{enforcement}")
+async def get_budget(kind: BudgetKind, enforcement: Enforcement, rows: RowsDep) -> BudgetAnswer:
     """Get one of a tenant's budgets, with what is held and what remains of it."""
-    return await database.read(lambda conn: _get(conn, tenant, kind, enforcement))
+    return await rows.read(lambda conn, tenant_id: _get(conn, tenant_id, kind, enforcement))
 
 
-@both.admin_router.put("/tenants/{tenant}/budgets/{kind}/{enforcement}")
+@both.operators("PUT", "/budgets/{kind}/{enforcement}")
 async def set_budget(
-    tenant: str,
     kind: BudgetKind,
     enforcement: Enforcement,
+    rows: RowsDep,
     body: Annotated[_Amount, json_body(_Amount)],
-    database: DatabaseDep,
-    identities: IdentitiesDep,
 ) -> BudgetAnswer:
     """Set one of a tenant's budgets.
 
     The budget holds from the next request on, at the other gateways within two seconds.
     """
 
-    def write(conn: Connection) -> tuple[str, BudgetAnswer]:
-        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
+    def write(conn: Connection, tenant_id: str) -> BudgetAnswer:
         put_budget(conn, tenant_id, kind, enforcement, body.amount)
-        return tenant_id, _get(conn, tenant_id, kind, enforcement)
+        return _get(conn, tenant_id, kind, enforcement)
 
-    tenant_id, shown = await database.write(write)
-    identities.forget(tenant_id)
-    return shown
+    return await rows.write(write)
 
 
-@both.admin_router.delete("/tenants/{tenant}/budgets/{kind}/{enforcement}")
-async def remove_budget(
-    tenant: str,
-    kind: BudgetKind,
-    enforcement: Enforcement,
-    database: DatabaseDep,
-    identities: IdentitiesDep,
-) -> BudgetDeleted:
+@both.operators("DELETE", "/budgets/{kind}/{enforcement}")
+async def remove_budget(kind: BudgetKind, enforcement: Enforcement, rows: RowsDep) -> BudgetDeleted:
     """Remove one of a tenant's budgets."""
-
-    def write(conn: Connection) -> str:
-        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
-        if not put_budget(conn, tenant_id, kind, enforcement, None):
-            raise _not_found()
-        return tenant_id
-
-    identities.forget(await database.write(write))
+    if not await rows.write(
+        lambda conn, tenant_id: put_budget(conn, tenant_id, kind, enforcement, None)
+    ):
+        raise _not_found()
     return BudgetDeleted()
 
 
@@ -169,8 +151,10 @@ def _list(conn: Connection, tenant_id: str) -> BudgetList:
     return BudgetList(data=[_budget(budget, sums, at_ms) for budget in found])
 
 
-def _get(conn: Connection, tenant: str, kind: BudgetKind, enforcement: Enforcement) -> BudgetAnswer:
-    for budget in _list(conn, tenants.get_tenant(conn, tenant).tenant_id).data:
+def _get(
+    conn: Connection, tenant_id: str, kind: BudgetKind, enforcement: Enforcement
+) -> BudgetAnswer:
+    for budget in _list(conn, tenant_id).data:
         if (budget.kind, budget.enforcement) == (kind, enforcement):
             return budget
     raise _not_found()

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from fastapi import Depends, Query
 from pydantic import Field
 
-from server.accounts import keys, tenants
+from server.accounts import keys
 from server.accounts.auth import ADMIN
-from server.accounts.keys import MAX_NAME, MAX_OVERLAP_S, MAX_PAGE
+from server.accounts.keys import MAX_NAME, MAX_OVERLAP_S, MAX_PAGE, ApiKey
 from server.accounts.lineage import ApiKey
-from server.api.accounts import AccountDep, AccountEndpoints
+from server.api.accounts import AccountEndpoints, AccountRows, RowsDep
 from server.api.answer import Answer, Page
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import DatabaseDep, IdentitiesDep, PepperDep
+from server.api.deps import PepperDep
 from server.api.times import UnixSeconds
 from server.database.clock import now_ms
 from server.text.json_object import JsonObject
@@ -140,31 +140,17 @@ _RotationBody = Annotated[_Rotation, json_body(_Rotation)]
 
 
 @dataclass(frozen=True, slots=True)
-class _KeyRing:
+class _KeyRing(AccountRows):
     """The keys of an account, and what it takes to change them."""
 
-    account: AccountDep
-    database: DatabaseDep
-    identities: IdentitiesDep
     pepper: PepperDep
 
-    async def tenant_id(self) -> str:
-        """The id of the account's tenant. Raises NotFound."""
-        account = self.account
-        return account.by.tenant_id if account.by else await self.database.read(account.tenant_id)
-
-    async def write(self, change: Callable[..., T], *of: Any, **changes: Any) -> T:
-        """Make a change that this gateway's next request sees.
-
-        of, changes: what `change` takes beside the tenant, the time and the key that asks.
-        """
-        tenant_id, by = await self.tenant_id(), self.account.by
-        try:
-            return await self.database.write(
-                lambda conn: change(conn, tenant_id, *of, now_ms=now_ms(), by=by, **changes)
-            )
-        finally:
-            self.identities.forget(tenant_id)
+    async def change(self, change: Callable[..., T], *of: Any, **changes: Any) -> T:
+        """Make a change.   of, changes: what it takes beside tenant, time and the key that asks."""
+        by = self.account.by
+        return await self.write(
+            lambda conn, tenant_id: change(conn, tenant_id, *of, now_ms=now_ms(), by=by, **changes)
+        )
 
 
 _RingDep = Annotated[_KeyRing, Depends()]
@@ -184,16 +170,15 @@ async def create_own(ring: _RingDep, body: _TermsBody) -> KeyMade:
     The new key cannot have more rights than the asking one.
     """
     given = {"name": "", **body.given()}
-    key, plaintext = await ring.write(keys.create_key, pepper=ring.pepper, **given)
+    key, plaintext = await ring.change(keys.create_key, pepper=ring.pepper, **given)
     return KeyMade.of_key(key, api_key=plaintext)
 
 
 @both("GET", "/keys", ADMIN, name="list_keys")
 async def list_own(ring: _RingDep, after: _After = None, limit: _PageSize = 100) -> KeyPage:
     """List the tenant's API keys, oldest first."""
-    tenant_id = await ring.tenant_id()
-    found = await ring.database.read(
-        lambda conn: keys.list_keys(conn, tenant_id, after=after, limit=limit + 1)
+    found = await ring.read(
+        lambda conn, tenant_id: keys.list_keys(conn, tenant_id, after=after, limit=limit + 1)
     )
     return KeyPage.of(list(map(KeyAnswer.of_key, found)), lambda key: key.key_id, limit)
 
@@ -201,16 +186,15 @@ async def list_own(ring: _RingDep, after: _After = None, limit: _PageSize = 100)
 @both("GET", "/keys/{key_id}", ADMIN, name="get_key")
 async def get_own(key_id: str, ring: _RingDep) -> KeyAnswer:
     """Get one of the tenant's API keys."""
-    tenant_id = await ring.tenant_id()
     return KeyAnswer.of_key(
-        await ring.database.read(lambda conn: keys.get_key(conn, tenant_id, key_id))
+        await ring.read(lambda conn, tenant_id: keys.get_key(conn, tenant_id, key_id))
     )
 
 
 @both("PATCH", "/keys/{key_id}", ADMIN, name="change_key")
 async def change_own(key_id: str, ring: _RingDep, body: _TermsBody) -> KeyAnswer:
     """Change one of the tenant's API keys; fields that are left out stay as they are."""
-    return KeyAnswer.of_key(await ring.write(keys.change_key, key_id, body.given()))
+    return KeyAnswer.of_key(await ring.change(keys.change_key, key_id, body.given()))
 
 
 @both("POST", "/keys/{key_id}/rotate", ADMIN, name="rotate_key", status_code=201)
@@ -220,7 +204,7 @@ async def rotate_own(key_id: str, ring: _RingDep, body: _RotationBody) -> KeyMad
     The new key has the old one's terms and goes on with what is left of its limits; the old one
     stays valid for `overlap_s` seconds.
     """
-    key, plaintext = await ring.write(
+    key, plaintext = await ring.change(
         keys.rotate_key,
         key_id,
         ring.pepper,
@@ -237,18 +221,15 @@ async def revoke_own(key_id: str, ring: _RingDep, cascade: _Cascade = False) -> 
     Without it the keys that it made stay valid, but make no keys any more.
     """
     return KeyRevoked(
-        key_id=key_id, ended=await ring.write(keys.revoke_key, key_id, cascade=cascade)
+        key_id=key_id, ended=await ring.change(keys.revoke_key, key_id, cascade=cascade)
     )
 
 
-@both.admin_router.delete("/tenants/{tenant}/keys")
-async def revoke_all_keys(
-    tenant: str, database: DatabaseDep, identities: IdentitiesDep
-) -> AllKeysRevoked:
+@both.operators("DELETE", "/keys")
+async def revoke_all_keys(rows: RowsDep) -> AllKeysRevoked:
     """Revoke all of a tenant's API keys at once."""
-    tenant_id = (await database.read(lambda conn: tenants.get_tenant(conn, tenant))).tenant_id
-    try:
-        ended = await database.write(lambda c: keys.revoke_all(c, tenant_id, now_ms=now_ms()))
-    finally:
-        identities.forget(tenant_id)
-    return AllKeysRevoked(ended=ended)
+    return AllKeysRevoked(
+        ended=await rows.write(
+            lambda conn, tenant_id: keys.revoke_all(conn, tenant_id, now_ms=now_ms())
+        )
+    )

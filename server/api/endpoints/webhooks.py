@@ -7,10 +7,10 @@ from sqlalchemy import Connection
 
 from registry.errors import Limited, NotFound
 from server.accounts.auth import ADMIN
-from server.api.accounts import Account, AccountDep, AccountEndpoints
+from server.api.accounts import AccountEndpoints, RowsDep
 from server.api.answer import Answer, ListAnswer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import DatabaseDep, PepperDep, WebhookRulesDep
+from server.api.deps import PepperDep, WebhookRulesDep
 from server.database.clock import now_ms
 from server.text.times import unix_seconds
 from server.webhooks import events
@@ -83,52 +83,48 @@ class WebhookEventList(ListAnswer[WebhookEvent]):
 
 @both("PUT", "/webhook", ADMIN, name="set_webhook_of")
 async def set_webhook(
-    account: AccountDep,
-    database: DatabaseDep,
-    pepper: PepperDep,
-    webhook_rules: WebhookRulesDep,
-    body: Body,
+    rows: RowsDep, pepper: PepperDep, webhook_rules: WebhookRulesDep, body: Body
 ) -> WebhookAnswer | WebhookMade:
     """Set the URL of the tenant's webhook.
 
     The first answer carries the secret, which stays the same when the URL changes.
     """
     check_url(body.url, webhook_rules)
-
-    def write(conn: Connection) -> tuple[Webhook, bool]:
-        tenant_id = account.tenant_id(conn)
-        return events.set_webhook(conn, tenant_id, body.url, now_ms=now_ms(), actor=account.actor)
-
-    webhook, is_new = await database.write(write)
+    url, actor = body.url, rows.account.actor
+    webhook, is_new = await rows.write(
+        lambda conn, tenant_id: events.set_webhook(
+            conn, tenant_id, url, now_ms=now_ms(), actor=actor
+        )
+    )
     if not is_new:
         return WebhookAnswer.of_record(webhook)
     return WebhookMade.of_record(webhook, secret=events.secret_of(pepper, webhook.webhook_id))
 
 
 @both("GET", "/webhook", ADMIN, name="get_webhook_of")
-async def get_webhook(account: AccountDep, database: DatabaseDep) -> WebhookAnswer:
+async def get_webhook(rows: RowsDep) -> WebhookAnswer:
     """Get the tenant's webhook."""
-    return WebhookAnswer.of_record(await database.read(lambda conn: _find(conn, account)))
+    return WebhookAnswer.of_record(await rows.read(_find))
 
 
 @both("DELETE", "/webhook", ADMIN, name="remove_webhook_of")
-async def remove_webhook(account: AccountDep, database: DatabaseDep) -> WebhookDeleted:
+async def remove_webhook(rows: RowsDep) -> WebhookDeleted:
     """Remove the tenant's webhook."""
 
-    def write(conn: Connection) -> None:
-        tenant_id = _find(conn, account).tenant_id
-        events.remove_webhook(conn, tenant_id, now_ms=now_ms(), actor=account.actor)
+    def write(conn: Connection, tenant_id: str) -> None:
+        _find(conn, tenant_id)
+        events.remove_webhook(conn, tenant_id, now_ms=now_ms(), actor=rows.account.actor)
 
-    await database.write(write)
+    await rows.write(write)
     return WebhookDeleted()
 
 
 @both("POST", "/webhook/test", ADMIN, name="send_test_of", status_code=202)
-async def send_test(account: AccountDep, database: DatabaseDep) -> WebhookEvent:
+async def send_test(rows: RowsDep) -> WebhookEvent:
     """Send a test event to the tenant's webhook; it is delivered within seconds."""
 
-    def write(conn: Connection) -> Event:
-        tenant_id = _find(conn, account).tenant_id
+    def write(conn: Connection, tenant_id: str) -> Event:
+        _find(conn, tenant_id)
         if events.num_pending(conn, tenant_id) >= MAX_PENDING:
             raise Limited(f"{MAX_PENDING} events wait for delivery already.", retry_after_s=60.0)
         data = {"tenant_id": tenant_id}
@@ -136,21 +132,21 @@ async def send_test(account: AccountDep, database: DatabaseDep) -> WebhookEvent:
         events.insert_event(conn, event)
         return event
 
-    return _event(await database.write(write))
+    return _event(await rows.write(write))
 
 
 @both("GET", "/webhook/events", ADMIN, name="list_events_of")
-async def list_events(account: AccountDep, database: DatabaseDep) -> WebhookEventList:
+async def list_events(rows: RowsDep) -> WebhookEventList:
     """List the tenant's webhook events, newest first, with the state of their delivery."""
-    found = await database.read(
-        lambda conn: events.list_events(conn, account.tenant_id(conn), MAX_EVENTS + 1)
+    found = await rows.read(
+        lambda conn, tenant_id: events.list_events(conn, tenant_id, MAX_EVENTS + 1)
     )
     data = [_event(event) for event in found[:MAX_EVENTS]]
     return WebhookEventList(data=data, has_more=len(found) > MAX_EVENTS)
 
 
-def _find(conn: Connection, account: Account) -> Webhook:
-    found = events.get_webhook(conn, account.tenant_id(conn))
+def _find(conn: Connection, tenant_id: str) -> Webhook:
+    found = events.get_webhook(conn, tenant_id)
     if found is None:
         raise NotFound("There is no webhook.", code="webhook_not_found")
     return found
