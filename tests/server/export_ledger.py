@@ -1,24 +1,35 @@
 """A ledger with entries of every kind and unusual texts, posted by the gateway's functions."""
 
 import asyncio
+import itertools
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.billing import ledger
+from server.billing.credits import CreditKind
 from server.billing.entries import Draft, post_entries
 from server.billing.exports.formats import ExportFormat, open_encoder
 from server.billing.exports.pages import Place, Range, last_entry_id, place_of_entry
 from server.billing.exports.stream import stream
-from server.billing.prices import ensure_price
 from server.billing.receipts.receipt import UNDOING, tenant_account
 from server.billing.receipts.rows import KEPT_KINDS
 from server.billing.storage_stretches import Stretch, post_stretches
 from server.billing.tables import entries
 from server.database.database import Database
-from tests.server.factories import ENGINE, NOW_MS, SIGNER, insert_holds, make_end, make_hold
+from tests.server.factories import (
+    ENGINE,
+    NOW_MS,
+    SIGNER,
+    insert_holds,
+    make_end,
+    make_hold,
+    make_price,
+    post_ends,
+)
 
 TEXTS = (
     "base", "pirate@3", "=1+1", "+1", "-1", "-1a", "@SUM(A1)", "\tx", "\rx", "'", "''quoted",
@@ -29,21 +40,61 @@ _ENDS = (
     ("error", "engine_failure"), ("error", "gateway_lost"), ("error", "deadline"),
 )  # fmt: skip
 
+_numbers = itertools.count()
+
 
 def use(database: Database, tenant_id: str = "ten_1", count: int = 1, **fields: Any) -> None:
-    """Hold and post requests. fields: of the end records; model and key_id are of the holds."""
-    price = database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
-    asked = {name: fields.pop(name) for name in ("model", "key_id") if name in fields}
-    at_ms = fields.pop("at_ms", None)
+    """Hold and post requests that are alike. fields: as for `use_each`."""
+    use_each(database, *[{"tenant_id": tenant_id, **fields}] * count)
+
+
+def use_each(database: Database, *requests: Mapping[str, Any]) -> list[str]:
+    """Hold and post requests, and return their ids.
+
+    requests: fields of the end records, of which model and key_id are of the holds, and at_ms.
+    """
+    price = make_price(database)
     first = 1 + database.read_sync(lambda conn: ledger.settled_seq(conn, ENGINE))
-    seqs = range(first, first + count)
-    holds = [make_hold(price, f"r{seq}", tenant_id=tenant_id, **asked) for seq in seqs]
+    holds, records = [], []
+    for seq, given in enumerate(requests, first):
+        fields = {"tenant_id": "ten_1", "at_ms": NOW_MS + seq, **given}
+        of_hold = {name: fields.pop(name) for name in ("model", "key_id") if name in fields}
+        at = fields.pop("at_ms") / 1000
+        holds.append(make_hold(price, f"r{seq}", tenant_id=fields["tenant_id"], **of_hold))
+        records.append(make_end(seq, f"r{seq}", at=at, **fields))
     insert_holds(database, *holds)
-    records = []
-    for seq in seqs:
-        ended_ms = NOW_MS + seq if at_ms is None else at_ms
-        records.append(make_end(seq, f"r{seq}", tenant_id=tenant_id, at=ended_ms / 1000, **fields))
-    database.write_sync(lambda conn: ledger.post(conn, SIGNER, ENGINE, records, NOW_MS))
+    post_ends(database, *records)
+    return [record.request_id for record in records]
+
+
+def keep(
+    database: Database, tenant_id: str = "ten_1", at_ms: int = NOW_MS, now_ms: int = NOW_MS,
+    **fields: Any,
+) -> None:  # fmt: skip
+    """Charge for bytes of an adapter that were kept until `at_ms`, by default its storage."""
+    kept = {
+        "kind": "storage", "tier": "store", "adapter_digest": "d" * 64, "size_bytes": 12_345_678,
+        "duration_ms": 3_599_993, **fields,
+    }  # fmt: skip
+    stretch = Stretch(
+        source="test", source_id=str(next(_numbers)), tenant_id=tenant_id, adapter_id="ada_1",
+        adapter_version=3, started_at_ms=at_ms - kept["duration_ms"], at_ms=at_ms, **kept,
+    )  # fmt: skip
+    database.write_sync(lambda conn: post_stretches(conn, SIGNER, [stretch], now_ms))
+
+
+def give(
+    database: Database, kind: CreditKind, tenant_id: str = "ten_1", amount_nanousd: int = 1000,
+    at_ms: int = NOW_MS, now_ms: int = NOW_MS, memo: str | None = None,
+) -> None:  # fmt: skip
+    """Post a credit or a payment of any time."""
+    account = {"credit": "expense/credit", "payment": "cash/payment"}[kind]
+    draft = Draft(
+        kind=kind, tenant_id=tenant_id, debit_account=account,
+        credit_account=tenant_account(tenant_id), amount_nanousd=amount_nanousd, at_ms=at_ms,
+        memo=memo,
+    )  # fmt: skip
+    database.write_sync(lambda conn: post_entries(conn, SIGNER, [draft], now_ms))
 
 
 def fill(database: Database, seed: int, count: int) -> None:
@@ -75,30 +126,19 @@ def _use(database: Database, chance: random.Random, tenant_id: str) -> None:
 
 
 def _keep(database: Database, chance: random.Random, tenant_id: str) -> None:
-    size_bytes, duration_ms = chance.randrange(1, 10**10), chance.randrange(1, 10**7)
-    at_ms = NOW_MS + chance.randrange(10**9)
-    stretch = Stretch(
-        kind=chance.choice(KEPT_KINDS), source="test", source_id=f"{tenant_id} {at_ms}",
-        tenant_id=tenant_id, adapter_id="ada_1", adapter_version=3, adapter_digest="d" * 64,
-        tier="device", size_bytes=size_bytes, slabs=2, started_at_ms=at_ms - duration_ms,
-        at_ms=at_ms, duration_ms=duration_ms,
+    make_price(database)
+    keep(
+        database, tenant_id, NOW_MS + chance.randrange(10**9), kind=chance.choice(KEPT_KINDS),
+        tier="device", slabs=2, size_bytes=chance.randrange(1, 10**10),
+        duration_ms=chance.randrange(1, 10**7),
     )  # fmt: skip
-    database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
-    database.write_sync(lambda conn: post_stretches(conn, SIGNER, [stretch], NOW_MS))
 
 
 def _give(database: Database, chance: random.Random, tenant_id: str) -> None:
-    kind, account = chance.choice((("credit", "expense/credit"), ("payment", "cash/payment")))
-    draft = Draft(
-        kind=kind,  # type: ignore[arg-type]
-        tenant_id=tenant_id,
-        debit_account=account,
-        credit_account=tenant_account(tenant_id),
-        amount_nanousd=chance.randrange(10**12),
-        at_ms=NOW_MS + chance.randrange(10**9),
-        memo=chance.choice((None, "", *TEXTS)),
-    )
-    database.write_sync(lambda conn: post_entries(conn, SIGNER, [draft], NOW_MS))
+    give(
+        database, chance.choice(("credit", "payment")), tenant_id, chance.randrange(10**12),
+        NOW_MS + chance.randrange(10**9), memo=chance.choice((None, "", *TEXTS)),
+    )  # fmt: skip
 
 
 def _correct(database: Database, chance: random.Random, tenant_id: str) -> None:

@@ -14,7 +14,6 @@ from registry.errors import Conflict
 from server.accounts.tenants import set_details
 from server.billing import holds, ledger, statements
 from server.billing.audit.run import audit
-from server.billing.entries import Draft, post_entries
 from server.billing.exports.focus import focus_rows
 from server.billing.months import end_of, month_of
 from server.billing.rating import kept_amount
@@ -24,9 +23,9 @@ from server.billing.receipts.signing_keys import record_key
 from server.billing.statement_figures import StatementFigures
 from server.billing.statements import GRACE_MS, MAX_GRACE_MS, Statements
 from server.billing.storage_charges import ACCOUNTS
-from server.billing.storage_stretches import Stretch, post_stretches
 from server.billing.tables import entries, journal_positions, metadata, tenant_accounts
 from server.database.database import Database
+from tests.server.export_ledger import give, keep
 from tests.server.factories import (
     SIGNER,
     make_end,
@@ -81,22 +80,11 @@ class Book:
 
     def keep(self, at_ms=None, tenant_id="ten_1"):
         """Charge the storage of an adapter for an hour."""
-        at_ms = at_ms or self.now_ms
-        stretch = Stretch(
-            kind="storage", source="test", source_id=str(next(self._numbers)), tenant_id=tenant_id,
-            adapter_id="ada_1", adapter_version=3, adapter_digest="d" * 64, tier="store",
-            size_bytes=12_345_678, started_at_ms=at_ms - 3_599_993, at_ms=at_ms,
-            duration_ms=3_599_993,
-        )  # fmt: skip
-        self.write(lambda conn: post_stretches(conn, SIGNER, [stretch], self.now_ms))
+        keep(self.database, tenant_id, at_ms or self.now_ms, self.now_ms)
 
     def pay(self, amount_nanousd, at_ms=None, tenant_id="ten_1"):
-        draft = Draft(
-            kind="payment", tenant_id=tenant_id, debit_account="cash/payment",
-            credit_account=f"tenant/{tenant_id}", amount_nanousd=amount_nanousd,
-            at_ms=at_ms or self.now_ms, memo="wire",
-        )  # fmt: skip
-        self.write(lambda conn: post_entries(conn, SIGNER, [draft], self.now_ms))
+        at_ms = at_ms or self.now_ms
+        give(self.database, "payment", tenant_id, amount_nanousd, at_ms, self.now_ms, memo="wire")
 
     def read(self, fn, *args):
         return self.database.read_sync(lambda conn: fn(conn, *args))

@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -13,22 +14,14 @@ from registry.errors import Fault
 from server.api.errors import answer_of
 from server.api.times import parse_range
 from server.billing import ledger, usage
-from server.billing.entries import Draft, post_entries
-from server.billing.rating import kept_amount
-from server.billing.receipts.receipt import SPEND_KINDS, tenant_account
+from server.billing.prices import DEFAULT_PRICES, add_price
+from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.receipts.rows import iterate_receipts, select_receipts
-from server.billing.tables import entries, kept_events, tenant_accounts, usage_days, usage_rollups
+from server.billing.tables import entries, tenant_accounts, usage_days, usage_rollups
 from server.billing.usage import WIDTH_MS, Selection, UsageSum, sum_entries
 from server.text.times import HOUR_MS, rfc3339
-from tests.server.factories import (
-    ENGINE,
-    NOW_MS,
-    SIGNER,
-    insert_holds,
-    make_end,
-    make_hold,
-    make_price,
-)
+from tests.server.export_ledger import give, keep, use_each
+from tests.server.factories import NOW_MS, SIGNER
 
 BEGIN_MS = NOW_MS - NOW_MS % WIDTH_MS["day"]
 TENANTS = ("ten_1", "ten_2", "ten_3")
@@ -42,70 +35,20 @@ MOMENTS = sorted(
     for hour in (0, 1, 2, 3, 23, 24, 25, 48)
     for beside in (-1, 0, 1, 59_999, 60_000, HOUR_MS // 2)
 )
-KEPT_PRICE = 5 * 10**8
-
-
-def post_usage(database, price, *requests):
-    """Hold and post a request per dict of `tenant`, `model`, `key`, `at_ms`, and record fields."""
-    first = 1 + database.read_sync(lambda c: ledger.settled_seq(c, ENGINE))
-    records = []
-    for seq, given_fields in enumerate(requests, first):
-        fields = dict(given_fields)
-        who = {"tenant_id": fields.pop("tenant", "ten_1"), "model": fields.pop("model", "base")}
-        key_id = fields.pop("key", "key1")
-        insert_holds(database, make_hold(price, f"r{seq}", key_id=key_id, **who))
-        at = fields.pop("at_ms", NOW_MS + seq) / 1000
-        records.append(make_end(seq, f"r{seq}", tenant_id=who["tenant_id"], at=at, **fields))
-    database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, records, NOW_MS))
-    return [record.request_id for record in records]
-
-
-def post_kept(database, kind, tenant_id, at_ms, size_bytes, duration_ms, digest):
-    event = {
-        "source": kind,
-        "source_id": f"{tenant_id} {at_ms} {size_bytes}",
-        "tenant_id": tenant_id,
-        "adapter_digest": digest,
-        "tier": "store",
-        "size_bytes": size_bytes,
-        "slabs": 0,
-        "started_at_ms": at_ms - duration_ms,
-        "duration_ms": duration_ms,
-    }
-    amount = kept_amount(size_bytes, duration_ms, KEPT_PRICE)
-    draft = Draft.charge(
-        kind, tenant_id, amount, at_ms=at_ms, event=event | {f"{kind}_nanousd": KEPT_PRICE}
-    )
-
-    def write(conn):
-        [receipt] = post_entries(conn, SIGNER, [draft], NOW_MS)
-        conn.execute(sa.insert(kept_events).values(event_id=receipt["entry_id"], **event))
-
-    database.write_sync(write)
-
-
-def post_payment(database, kind, tenant_id, at_ms, amount=1000):
-    draft = Draft(
-        kind=kind,
-        tenant_id=tenant_id,
-        debit_account="cash",
-        credit_account=tenant_account(tenant_id),
-        amount_nanousd=amount,
-        at_ms=at_ms,
-    )
-    database.write_sync(lambda c: post_entries(c, SIGNER, [draft], NOW_MS))
+PRICES = replace(DEFAULT_PRICES, resident_nanousd=5 * 10**8)
 
 
 def fill(database, seed=7):
     """Post entries of all kinds: free, reversed, kept and paid."""
-    chance, price = random.Random(seed), make_price(database)
+    chance = random.Random(seed)
+    database.write_sync(lambda c: add_price(c, PRICES, effective_at_ms=NOW_MS, now_ms=NOW_MS))
 
     def make_request():
         prompt = chance.randrange(1, 50)
         return {
-            "tenant": chance.choice(TENANTS),
+            "tenant_id": chance.choice(TENANTS),
             "model": chance.choice(MODELS),
-            "key": chance.choice(KEYS),
+            "key_id": chance.choice(KEYS),
             "at_ms": chance.choice(MOMENTS),
             "adapter_digest": chance.choice(DIGESTS),
             "num_prompt_tokens": prompt,
@@ -116,14 +59,15 @@ def fill(database, seed=7):
 
     request_ids = []
     for _ in range(6):
-        request_ids += post_usage(database, price, *(make_request() for _ in range(20)))
+        request_ids += use_each(database, *(make_request() for _ in range(20)))
         for kind in ("storage", "pinned", "resident"):
-            post_kept(
-                database, kind, chance.choice(TENANTS), chance.choice(MOMENTS),
-                chance.randrange(10**13), chance.randrange(9 * 10**7), chance.choice(DIGESTS[1:]),
+            keep(
+                database, chance.choice(TENANTS), chance.choice(MOMENTS), kind=kind,
+                size_bytes=chance.randrange(10**13), duration_ms=chance.randrange(9 * 10**7),
+                adapter_digest=chance.choice(DIGESTS[1:]),
             )  # fmt: skip
         for kind in ("credit", "payment"):
-            post_payment(database, kind, chance.choice(TENANTS), chance.choice(MOMENTS))
+            give(database, kind, chance.choice(TENANTS), at_ms=chance.choice(MOMENTS))
     for request_id in chance.sample(request_ids, 15):
         at_ms = chance.choice(MOMENTS)
         database.write_sync(lambda c, r=request_id, at=at_ms: ledger.mark_failed(c, SIGNER, r, at))
@@ -257,14 +201,14 @@ def test_a_sum_by_day_and_one_dimension_is_what_adding_up_its_entries_gives(each
 
 def test_too_many_groups_are_refused_not_cut_off(database, monkeypatch):
     monkeypatch.setattr(usage, "MAX_GROUPS", 2)
-    post_usage(database, make_price(database), {"model": "a"}, {"model": "b"}, {"model": "c"})
+    use_each(database, {"model": "a"}, {"model": "b"}, {"model": "c"})
     with pytest.raises(Fault) as caught:
         sums(database, "ten_1", ("model",))
     assert (answer_of(caught.value).status, caught.value.param) == (400, "group_by")
 
 
 def test_a_time_may_be_larger_than_any_column(each_database):
-    post_usage(each_database, make_price(each_database), {})
+    use_each(each_database, {})
     assert sums(each_database, "ten_1", (), -(2**70), 2**70)[0].num_requests == 1
 
 
@@ -347,8 +291,7 @@ def test_a_time_that_a_receipt_states_is_read_to_its_millisecond(at_ms):
 
 @pytest.mark.parametrize("grain", ["minute", "hour", "day"])
 def test_a_proof_is_no_tenants_usage_whatever_the_sums_are_read_from(database, grain):
-    price = make_price(database)
-    post_usage(database, price, {"at_ms": BEGIN_MS}, {"at_ms": BEGIN_MS, "tenant": PROOF_TENANT})
+    use_each(database, {"at_ms": BEGIN_MS}, {"at_ms": BEGIN_MS, "tenant_id": PROOF_TENANT})
     rows = database.read_sync(
         lambda c: sum_entries(c, BEGIN_MS, BEGIN_MS + WIDTH_MS["day"], ["tenant", grain])
     )
