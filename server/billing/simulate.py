@@ -26,27 +26,12 @@ WINDOW = 20_000
 """Ids that one query looks at: 0.1 s on SQLite, far below any timeout."""
 
 
-@dataclass(frozen=True, slots=True)
-class Book:
-    """Prices to try, by scope and scope id ("" for the default); a scope may name some prices only.
+Book = Mapping[tuple[BookScope, str], Mapping[str, int]]
+"""Prices to try, by scope and scope id ("" for the default); a scope may name some prices only.
 
-    The scope `base` is a base model for everybody; its id is the model's name. The narrowest scope
-    that names a price decides it; a price that no scope names stays as it was.
-    """
-
-    named: Mapping[tuple[BookScope, str], Mapping[str, int]]
-
-    def price(self, actual: Prices, row: sa.RowMapping) -> Prices:
-        """The prices of a group of entries.   actual: those that were charged."""
-        owners: tuple[tuple[BookScope, str | None], ...] = (
-            ("default", ""), ("plan", row["plan"]), ("tenant", row["tenant_id"]),
-            ("base", row["base_model"]), ("adapter", row["adapter_id"]),
-        )  # fmt: skip
-        changes: dict[str, int] = {}
-        for scope, scope_id in owners:
-            if scope_id is not None:
-                changes |= self.named.get((scope, scope_id), {})
-        return replace(actual, **changes)
+The scope `base` is a base model for everybody; its id is the model's name. The narrowest scope that
+names a price decides it; a price that no scope names stays as it was.
+"""
 
 
 @dataclass(slots=True)
@@ -104,12 +89,24 @@ def _worth(book: Book, row: sa.RowMapping, prices: Mapping[int, Price]) -> int:
         return int(row["amount_nanousd"])
     if row["price_version"] is None:
         return 0  # Charged to nobody: a proof, or the residency of a pinned adapter.
-    price = book.price(prices[row["price_version"]], row)
+    price = _price(book, prices[row["price_version"]], row)
     if row["of_kind"] == "usage":
         return rate(dict(row), price).total if row["adds_up"] else 0
     gb_hour_nanousd: int = getattr(price, f"{row['of_kind']}_nanousd")
     each = kept_amount(row["size_bytes"], row["duration_ms"], gb_hour_nanousd)
     return int(row["num_entries"]) * each
+
+
+def _price(book: Book, actual: Prices, row: sa.RowMapping) -> Prices:
+    """Return the prices of a group of entries.   actual: those that were charged."""
+    owners: tuple[tuple[BookScope, str], ...] = (
+        ("default", ""), ("plan", row["plan"]), ("tenant", row["tenant_id"]),
+        ("base", row["base_model"]), ("adapter", row["adapter_id"]),
+    )  # fmt: skip
+    changes: dict[str, int] = {}
+    for owner in owners:
+        changes |= book.get(owner, {})
+    return replace(actual, **changes)
 
 
 def _groups(start_ms: int, end_ms: int, tenant_id: str | None) -> sa.Select[Any]:

@@ -143,7 +143,7 @@ def _book(conn: Connection, body: _Simulation) -> Book:
                 param="price_version",
             )
         names = [field.name for field in dataclasses.fields(Prices)]
-        return Book({("default", ""): {name: getattr(price, name) for name in names}})
+        return {("default", ""): {name: getattr(price, name) for name in names}}
     assert body.book is not None
     named: dict[tuple[BookScope, str], PriceFields] = {("default", ""): body.book.default}
     named |= {("plan", plan): prices for plan, prices in body.book.plans.items()}
@@ -156,7 +156,7 @@ def _book(conn: Connection, body: _Simulation) -> Book:
         if owner_of(conn, adapter_id) is None:
             raise adapter_not_found(adapter_id, param="book")
         named["adapter", adapter_id] = prices
-    return Book({scope: prices.model_dump(exclude_none=True) for scope, prices in named.items()})
+    return {scope: prices.model_dump(exclude_none=True) for scope, prices in named.items()}
 
 
 def _total(lines: list[Line]) -> SimulatedAmounts:

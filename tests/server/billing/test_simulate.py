@@ -19,7 +19,7 @@ from server.billing.holds import insert_hold
 from server.billing.prices import DEFAULT_PRICES, add_price, price_for
 from server.billing.rating import Prices
 from server.billing.receipts.rows import iterate_receipts, select_receipts
-from server.billing.simulate import Book, simulate
+from server.billing.simulate import simulate
 from server.billing.storage_stretches import Stretch, post_stretches
 from server.billing.tables import entries
 from server.database.database import DEFAULT_FILE, Database
@@ -116,7 +116,7 @@ def receipts_of(database):
 
 def run_simulation(database, book, start_ms=0, end_ms=END_MS, **options):
     """{(tenant_id, kind): (entries, actual, simulated)}"""
-    lines = asyncio.run(simulate(database, Book(book), start_ms, end_ms, **options))
+    lines = asyncio.run(simulate(database, book, start_ms, end_ms, **options))
     return {
         (line.tenant_id, line.kind): (
             line.num_entries, line.actual_nanousd, line.simulated_nanousd,
