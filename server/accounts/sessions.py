@@ -107,7 +107,8 @@ class Sessions:
         session = await self._find(token)
         if session.key_id != _OPERATOR:
             return False
-        if not hmac.compare_digest(session.key_hmac, self._operators_hmac()):
+        operators_hmac = auth.digest(self._pepper, self._admin_key.current())
+        if not hmac.compare_digest(session.key_hmac, operators_hmac):
             raise InvalidApiKey
         return True
 
@@ -140,9 +141,6 @@ class Sessions:
         if session is None or session.expires_at_ms <= self._now_ms():
             raise InvalidApiKey
         return session
-
-    def _operators_hmac(self) -> str:
-        return auth.digest(self._pepper, self._admin_key.current())
 
 
 def csrf_token(token: str) -> str:

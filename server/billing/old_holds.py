@@ -23,17 +23,14 @@ MAX_AT_ONCE = 1000
 async def delete_old_holds(database: Database, at_ms: int | None = None) -> None:
     """A chore: delete every hold that is old enough, now or at a time. Raises LedgerUnavailable."""
 
+    hold = holds.c
+
     def delete(conn: Connection) -> int:
-        return delete_old(conn, (at_ms or database_now_ms(conn)) - KEPT_MS)
+        before_ms = (at_ms or database_now_ms(conn)) - KEPT_MS
+        old = sa.select(hold.request_id).where(IS_PAST_HOLD, hold.resolved_at_ms < before_ms)
+        # A row that another transaction has locked is being changed, so it waits for the next turn.
+        old = old.order_by(hold.resolved_at_ms).limit(MAX_AT_ONCE).with_for_update(skip_locked=True)
+        return conn.execute(sa.delete(holds).where(hold.request_id.in_(old))).rowcount
 
     while await database.write(delete) == MAX_AT_ONCE:
         pass
-
-
-def delete_old(conn: Connection, before_ms: int) -> int:
-    """Delete a batch of the oldest holds that were posted before a time; return how many."""
-    hold = holds.c
-    old = sa.select(hold.request_id).where(IS_PAST_HOLD, hold.resolved_at_ms < before_ms)
-    # A row that another transaction has locked is being changed, so it waits for the next turn.
-    old = old.order_by(hold.resolved_at_ms).limit(MAX_AT_ONCE).with_for_update(skip_locked=True)
-    return conn.execute(sa.delete(holds).where(hold.request_id.in_(old))).rowcount

@@ -18,7 +18,7 @@ from registry.tables import adapters
 from server.accounts.tables import tenants
 from server.billing.entries import lock_ledger
 from server.billing.months import end_of, month_before, month_of
-from server.billing.receipts.receipt import SPEND_KINDS, Receipt
+from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.receipts.rows import SIGNED_AMOUNT, is_tenants, read_receipts, select_receipts
 from server.billing.receipts.signing import Signer
 from server.billing.statement_figures import SCHEMA, StatementFigures, canonical, sha256_of
@@ -135,9 +135,8 @@ class Statements:
         Raises Conflict if the month is not over.
         """
         figures = StatementFigures()
-        while page := self._database.read_sync(lambda c: _page(c, tenant_id, period, figures)):
-            for receipt in page:
-                figures.add(receipt)
+        while self._database.read_sync(lambda c: _add_page(c, tenant_id, period, figures)):
+            pass
         return self._database.write_sync(
             lambda conn: self._insert(conn, tenant_id, period, figures.copy(), actor)
         )
@@ -159,9 +158,8 @@ class Statements:
             raise Conflict(message, code="period_not_over", param="period")
         if (issued := get_statement(conn, tenant_id, period)) is not None:
             return issued
-        while page := _page(conn, tenant_id, period, figures):
-            for receipt in page:
-                figures.add(receipt)
+        while _add_page(conn, tenant_id, period, figures):
+            pass
         opening, document = opening_balance(conn, tenant_id), figures.document()
         values = {
             "schema": SCHEMA,
@@ -310,15 +308,16 @@ def _is_settled(conn: Connection, tenant_id: str, end_ms: int, now_ms: int) -> b
     return (kept_ms is None or kept_ms >= end_ms) and conn.scalar(query.limit(1)) is None
 
 
-def _page(
-    conn: Connection, tenant_id: str, period: str, figures: StatementFigures
-) -> list[Receipt]:
-    """Return a page of a month's receipts after those that are in `figures`."""
+def _add_page(conn: Connection, tenant_id: str, period: str, figures: StatementFigures) -> bool:
+    """Add the next page of a month's receipts. Returns whether there were any."""
     of, last_seq = entries.c, figures.last_receipt_seq or 0
     query = select_receipts().where(
         of.tenant_id == tenant_id, of.period == period, of.receipt_seq > last_seq
     )
-    return read_receipts(conn, query.limit(PAGE_SIZE))
+    receipts = read_receipts(conn, query.limit(PAGE_SIZE))
+    for receipt in receipts:
+        figures.add(receipt)
+    return bool(receipts)
 
 
 def _addressee(conn: Connection, tenant_id: str) -> dict[str, str | None]:

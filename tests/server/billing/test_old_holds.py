@@ -13,7 +13,7 @@ from server.billing.audit.run import audit
 from server.billing.holds import insert_hold
 from server.billing.old_holds import KEPT_MS, delete_old_holds
 from server.billing.receipts.rows import iterate_receipts, select_receipts
-from server.billing.simulate import Book, simulate
+from server.billing.simulate import simulate
 from server.billing.tables import holds
 from server.billing.usage import sum_entries
 from server.database.clock import now_ms
@@ -41,7 +41,7 @@ def answers(database):
         usage = sum_entries(conn, 0, 2**62, ("tenant", "kind", "model", "hour"))
         return report.checks, list(iterate_receipts(conn, select_receipts())), usage
 
-    return database.read_sync(read), asyncio.run(simulate(database, Book({}), 0, 2**62))
+    return database.read_sync(read), asyncio.run(simulate(database, {}, 0, 2**62))
 
 
 @settings(max_examples=3, deadline=None)

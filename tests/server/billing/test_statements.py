@@ -332,7 +332,7 @@ def test_what_is_posted_while_the_month_is_summed_is_in_it(sqlite_book, monkeypa
     for _ in range(5):
         book.use()
     book.now_ms = at("2026-12-01")
-    read, seen = statements._page, []
+    read, seen = statements._add_page, []
 
     def read_and_post(conn, *args):
         page = read(conn, *args)
@@ -341,7 +341,7 @@ def test_what_is_posted_while_the_month_is_summed_is_in_it(sqlite_book, monkeypa
             book.use(at_ms=at("2026-11-30"))
         return page
 
-    monkeypatch.setattr(statements, "_page", read_and_post)
+    monkeypatch.setattr(statements, "_add_page", read_and_post)
     monkeypatch.setattr(statements, "PAGE_SIZE", 2)
     found = book.statements.issue("ten_1", "2026-11")
     assert found.num_entries == 6
