@@ -26,7 +26,7 @@ from server.database.errors import MigrationLocked as MigrationLocked
 from server.database.errors import NewerSchema as NewerSchema
 from server.database.errors import UnsupportedDatabase as UnsupportedDatabase
 from server.database.errors import unavailable
-from server.database.file import FileLock, SameFile, check_readable, make_private
+from server.database.file import FileLock, check_readable, identity_of, make_private
 from server.database.writer import GroupWriter
 
 if TYPE_CHECKING:
@@ -273,13 +273,17 @@ def _create_engine(url: URL, config: DatabaseConfig) -> Engine:
         bound_answers(engine, config.statement_timeout_s + config.answer_margin_s)
         return engine
     engine = sa.create_engine(url, connect_args={"timeout": config.busy_timeout_s}, **pool)
-    _set_up_sqlite(engine, SameFile(Path(str(url.database))))
+    _set_up_sqlite(engine, Path(str(url.database)))
     return engine
 
 
-def _set_up_sqlite(engine: Engine, file: SameFile) -> None:
+def _set_up_sqlite(engine: Engine, path: Path) -> None:
+    # SQLite goes on writing to a file that was deleted or replaced, and reports durable writes. So
+    # the path has to lead to the file that was opened first.
+    opened: list[tuple[int, int] | None] = []
+
     def check_file(*_: object) -> None:
-        if file.is_gone():
+        if opened and identity_of(path) != opened[0]:
             raise LedgerUnavailable("its file was moved or replaced; restart with the right one")
 
     def set_up(connection: Any, _record: object) -> None:
@@ -287,7 +291,8 @@ def _set_up_sqlite(engine: Engine, file: SameFile) -> None:
         connection.isolation_level = None
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}").close()
-        file.note_opened()
+        if not opened:
+            opened.append(identity_of(path))
 
     def begin(conn: Connection) -> None:
         # A write begins with IMMEDIATE, since one that begins as a read cannot wait for its turn:

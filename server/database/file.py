@@ -46,31 +46,13 @@ def check_readable(path: Path) -> None:
             raise PermissionError(errno.EACCES, "SQLite cannot open it", str(path)) from error
 
 
-class SameFile:
-    """Whether a path still names the file that was opened.
-
-    SQLite goes on writing to a file that was deleted or replaced, and reports durable writes.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._opened: tuple[int, int] | None = None
-
-    def note_opened(self) -> None:
-        """Note the first file that was opened, which the path has to name from then on."""
-        if self._opened is None:
-            self._opened = self._identity()
-
-    def is_gone(self) -> bool:
-        """Whether the path no longer leads to the file that was opened."""
-        return self._opened is not None and self._opened != self._identity()
-
-    def _identity(self) -> tuple[int, int] | None:
-        try:
-            found = self._path.stat()
-        except FileNotFoundError:
-            return None
-        return found.st_dev, found.st_ino
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """What the file has that a path names, and no other file; None without a file."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class FileLock:
