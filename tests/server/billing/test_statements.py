@@ -425,7 +425,7 @@ def test_the_month_is_read_by_its_index(sqlite_book):
 
     def plan(conn):
         sa.event.listen(conn, "before_cursor_execute", see)
-        statements._page(conn, "ten_1", "2026-11", StatementFigures(last_receipt_seq=7))
+        statements._add_page(conn, "ten_1", "2026-11", StatementFigures(last_receipt_seq=7))
         statements.open_periods(conn, "ten_1")
         sa.event.remove(conn, "before_cursor_execute", see)
         asked = [one for one in seen if one[0].startswith(("SELECT", "WITH"))]

@@ -164,10 +164,11 @@ def test_a_failed_delivery_is_tried_again_under_the_same_id_and_signed_anew(
 
 
 def test_tries_are_further_and_further_apart_and_end_after_a_day(sqlite_database):
-    event, waits = new_event("t", "webhook.test", {}, now_ms=NOW_MS), []
+    event, waits = tell(sqlite_database, "t"), []
     while event.next_at_ms is not None:
         before = event.next_at_ms
-        event = sqlite_database.write_sync(partial(note_try, event=event, error="no", at_ms=before))
+        sqlite_database.write_sync(partial(note_try, event=event, error="no", at_ms=before))
+        [event] = events_of(sqlite_database)
         waits.append((event.next_at_ms or before) - before)
     assert tuple(waits[: len(WAITS_MS)]) == WAITS_MS
     assert set(waits[len(WAITS_MS) : -1]) == {WAITS_MS[-1]}
