@@ -47,7 +47,7 @@ def check_readable(path: Path) -> None:
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:
-    """What the file has that a path names, and no other file; None without a file."""
+    """The identity of the file that a path names; None without a file."""
     try:
         found = path.stat()
     except FileNotFoundError:
