@@ -10,6 +10,7 @@ class UploadBar(Watcher):
     """A progress bar on a terminal; a pipe gets nothing.   size_bytes: the sum of all uploads."""
 
     def __init__(self, size_bytes: int) -> None:
+        super().__init__()
         console = stderr()
         self._progress = Progress(
             TextColumn("{task.description:12.12} {task.fields[stage]:8}"),
@@ -44,5 +45,5 @@ class UploadBar(Watcher):
     def enter(self, stage: Stage) -> None:
         self._progress.update(self._task, stage=stage)
 
-    def sent(self, sent_bytes: int, size_bytes: int) -> None:
+    def sent(self, sent_bytes: int) -> None:
         self._progress.update(self._task, completed=self._before_bytes + sent_bytes)

@@ -15,7 +15,7 @@ import httpx
 from server.client.files import SENT_FILES, read_part
 from server.client.http import Client, ClientError, is_loopback
 from server.client.patience import Patience
-from server.client.progress import Tally
+from server.client.progress import Watcher
 from server.text.json_object import JsonObject
 
 PARTS_AT_ONCE = 4
@@ -68,12 +68,12 @@ class DirectSender:
         self._patience = patience
         self._transport = transport
 
-    def send(self, upload: JsonObject, folder: Path, tally: Tally) -> None:
+    def send(self, upload: JsonObject, folder: Path, watcher: Watcher) -> None:
         """Send rounds until no part is missing. Raises ClientError after several useless rounds."""
         path, failures = f"/v1/uploads/{upload['id']}", 0
         while missing := _missing(upload):
-            tally.restart(_received(upload))
-            error = self._put_all(missing, folder, tally)
+            watcher.restart(_received(upload))
+            error = self._put_all(missing, folder, watcher)
             upload = self._patience.insist(lambda: self._client.request("GET", path))
             if len(_missing(upload)) < len(missing):
                 failures = 0
@@ -83,7 +83,7 @@ class DirectSender:
             if error is not None:
                 self._patience.pause(error, failures)
 
-    def _put_all(self, parts: list[_Part], folder: Path, tally: Tally) -> ClientError | None:
+    def _put_all(self, parts: list[_Part], folder: Path, watcher: Watcher) -> ClientError | None:
         """Send parts, PARTS_AT_ONCE at a time, until one fails. Returns the failure, if any."""
         # The API key is not sent: a URL needs none, and a store would refuse a request with both.
         with httpx.Client(
@@ -94,7 +94,9 @@ class DirectSender:
             is_over = threading.Event()
             pool = ThreadPoolExecutor(PARTS_AT_ONCE)
             try:
-                running = [pool.submit(_put, store, part, folder, tally, is_over) for part in parts]
+                running = [
+                    pool.submit(_put, store, part, folder, watcher, is_over) for part in parts
+                ]
                 wait(running, return_when=FIRST_EXCEPTION)
             except BaseException:
                 # After Ctrl-C the parts under way break off.
@@ -110,7 +112,7 @@ class DirectSender:
 
 
 def _put(
-    store: httpx.Client, part: _Part, folder: Path, tally: Tally, is_over: threading.Event
+    store: httpx.Client, part: _Part, folder: Path, watcher: Watcher, is_over: threading.Event
 ) -> None:
     """Send one part. Raises StoreUnreachable, StoreRefused, Unreadable."""
     piece = f"{part.filename} {part.number}"
@@ -118,7 +120,7 @@ def _put(
     def on_read(sent_bytes: int) -> None:
         if is_over.is_set():
             raise StoreUnreachable(part.host, "interrupted")
-        tally.count(piece, sent_bytes)
+        watcher.count(piece, sent_bytes)
 
     end = part.start + part.size_bytes
     body = read_part(folder / part.filename, part.start, end, on_read)

@@ -32,46 +32,40 @@ def download_export(
     already. Raises ClientError, OSError; then a draft stays only if the next call can continue it.
     """
     draft = _Draft(output, {"server": client.base_url, "path": path, "format": format, **params})
+    failures = 0
     try:
-        _insist(draft, client, patience, on_resume)
+        while not draft.is_complete:
+            size_bytes = draft.size_bytes()
+            try:
+                draft.fetch(client, on_resume)
+            except ClientError as error:
+                if isinstance(error, ApiRefused) and error.param == "after":
+                    draft.discard()  # the server has another ledger now
+                    continue
+                failures = 1 if draft.size_bytes() > size_bytes else failures + 1
+                patience.pause(error, failures)
     finally:
         draft.keep_if_resumable()
 
 
-def _insist(
-    draft: "_Draft", client: Client, patience: Patience, on_resume: Callable[[int], None]
-) -> None:
-    """Fetch until the export is complete. Raises the ClientError that will not pass."""
-    failures = 0
-    while True:
-        size_bytes = draft.size_bytes()
-        try:
-            draft.fetch(client, on_resume)
-        except ClientError as error:
-            if isinstance(error, ApiRefused) and error.param == "after":
-                draft.discard()  # the server has another ledger now
-                continue
-            failures = 1 if draft.size_bytes() > size_bytes else failures + 1
-            patience.pause(error, failures)
-        else:
-            draft.finish()
-            return
-
-
 class _Draft:
-    """The file of the rows so far; a note beside it names the only export that may continue it."""
+    """The file of the rows so far; a note beside it names the only export that may continue it.
+
+    is_complete: whether the file has its own name, since all rows are there.
+    """
 
     def __init__(self, output: Path, asked: JsonObject) -> None:
         self._output = output
         self._asked = asked
         self._path = output.with_name(output.name + ".part")
         self._note = output.with_name(output.name + ".part.json")
+        self.is_complete = False
 
     def size_bytes(self) -> int:
         return self._path.stat().st_size if self._path.exists() else 0
 
     def fetch(self, client: Client, on_resume: Callable[[int], None]) -> None:
-        """Fetch everything after the whole rows that the draft has."""
+        """Fetch everything after the whole rows that the draft has, and complete it."""
         note = self._read_note()
         asked = dict(self._asked)
         path = asked.pop("path")
@@ -89,13 +83,12 @@ class _Draft:
 
             for chunk in client.download(path, params, note_headers):
                 file.write(chunk)
+        self._path.rename(self._output)
+        self.is_complete = True
 
     def discard(self) -> None:
         self._path.unlink(missing_ok=True)
         self._note.unlink(missing_ok=True)
-
-    def finish(self) -> None:
-        self._path.rename(self._output)
 
     def keep_if_resumable(self) -> None:
         """Delete the draft unless the next attempt can go on from it."""

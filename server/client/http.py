@@ -149,7 +149,7 @@ class Client:
     ) -> Iterator[bytes]:
         """Yields the answer's bytes as they come.   on_headers: called with the headers before."""
         with self._answers(), self._http.stream("GET", path, params=_given(params)) as answer:
-            _check_stream(answer)
+            _check(answer)
             on_headers(answer.headers)
             yield from answer.iter_bytes()
 
@@ -159,7 +159,7 @@ class Client:
         Raises ServerUnreachable, and ApiRefused, also for an error in the stream.
         """
         with self._answers(), self._http.stream("POST", path, json=body) as answer:
-            _check_stream(answer)
+            _check(answer)
             for line in answer.iter_lines():
                 data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
                 if data == "[DONE]":
@@ -184,8 +184,7 @@ def _given(params: JsonObject | None) -> JsonObject:
 
 
 def _checked(answer: httpx.Response) -> Answer:
-    if not answer.is_success:
-        raise ApiRefused(answer)
+    _check(answer)
     try:
         content: JsonObject = answer.json()
     except ValueError:
@@ -193,7 +192,7 @@ def _checked(answer: httpx.Response) -> Answer:
     return Answer(content, _retry_after_s(answer))
 
 
-def _check_stream(answer: httpx.Response) -> None:
+def _check(answer: httpx.Response) -> None:
     if not answer.is_success:
         answer.read()
         raise ApiRefused(answer)

@@ -1,4 +1,4 @@
-"""The progress of an upload, and its watchers."""
+"""The progress of an upload."""
 
 import threading
 from collections.abc import Mapping
@@ -11,32 +11,24 @@ proving: an engine serves the adapter, to see that it does what its weights say.
 
 
 class Watcher:
-    """Is told of an upload's progress; this base class ignores it."""
+    """Is told of an upload's progress, by several threads; a subclass shows it."""
 
-    def enter(self, stage: Stage) -> None: ...
-
-    def sent(self, sent_bytes: int, size_bytes: int) -> None: ...
-
-
-class Tally:
-    """Bytes that the server has or that were sent, by piece. Thread-safe."""
-
-    def __init__(self, size_bytes: int, watcher: Watcher) -> None:
-        self._size_bytes = size_bytes
-        self._watcher = watcher
+    def __init__(self) -> None:
         self._pieces: dict[str, int] = {}
         self._lock = threading.Lock()
 
+    def enter(self, stage: Stage) -> None: ...
+
+    def sent(self, sent_bytes: int) -> None:
+        """Take the bytes of this upload that the server has or that were sent to it."""
+
     def restart(self, pieces: Mapping[str, int]) -> None:
-        """Set the counts to the bytes that the server has."""
+        """Set the bytes of each piece to those that the server has."""
         with self._lock:
             self._pieces = dict(pieces)
-            self._tell()
+            self.sent(sum(self._pieces.values()))
 
     def count(self, piece: str, num_bytes: int) -> None:
         with self._lock:
             self._pieces[piece] = num_bytes
-            self._tell()
-
-    def _tell(self) -> None:
-        self._watcher.sent(sum(self._pieces.values()), self._size_bytes)
+            self.sent(sum(self._pieces.values()))

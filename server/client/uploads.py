@@ -16,7 +16,7 @@ from server.client.http import Answer, ApiRefused, Client, ClientError
 from server.client.parts import PART_BYTES, PartSender
 from server.client.paths import adapter_path
 from server.client.patience import Patience
-from server.client.progress import Tally, Watcher
+from server.client.progress import Watcher
 from server.text.json_object import JsonObject
 
 _DEFAULT_PAUSE_S = 1.0
@@ -140,19 +140,13 @@ class Uploader:
         return self._finish(upload, folder, watcher)
 
     def prove_again(
-        self,
-        name: str,
-        version: int,
-        alias: str | None,
-        watcher: Watcher | None = None,
-        *,
-        base_model: str | None = None,
+        self, name: str, version: int, alias: str | None, *, base_model: str | None = None
     ) -> JsonObject:
         """Prove a version on another base model than its own. Returns the complete upload."""
         path = adapter_path(name, "versions", str(version), "prove")
         body = {"alias": alias, "base_model": base_model}
         upload = self._client.request("POST", path, body=body)
-        return self._wait_ended(upload, watcher or Watcher())
+        return self._wait_ended(upload, Watcher())
 
     def _recall(self, memory: "UploadMemory | None", wanted: JsonObject) -> JsonObject | None:
         """The upload that an earlier run left unfinished, if it can still succeed."""
@@ -193,9 +187,7 @@ class Uploader:
         """Send the missing bytes and wait for the end. Returns the complete upload."""
         if upload["state"] == "open":
             watcher.enter("sending")
-            size_bytes = sum(file["size_bytes"] for file in upload["files"].values())
-            sender = self._senders[upload["transfer"]]
-            sender.send(upload, folder, Tally(size_bytes, watcher))
+            self._senders[upload["transfer"]].send(upload, folder, watcher)
         return self._wait_ended(upload, watcher)
 
     def _wait_ended(self, upload: JsonObject, watcher: Watcher) -> JsonObject:
