@@ -113,7 +113,7 @@ class Coordinator:
             self._fill(self._pool, max(number for number, _ in self._wanted.values()))
         for number, slot in list(self._slots.items()):
             if slot.turn(now):
-                slot.kill()
+                ray.kill(slot.actor)
                 del self._slots[number]
         return is_deserted and not self._slots
 
@@ -179,9 +179,6 @@ class Slot:
         if waited_s > _ASK_AGAIN_S:
             self._answer = None
         return self.is_new and self.role == "leave"
-
-    def kill(self) -> None:
-        ray.kill(self.actor)
 
 
 def _folder(pool: Pool, number: int) -> Path:

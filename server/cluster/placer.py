@@ -36,10 +36,7 @@ class PoolRefused(Exception):
 
 
 class Placer:
-    """The placer of one gateway. `turn` is called twice a second.
-
-    The methods raise PoolRefused, and Ray's errors.
-    """
+    """The placer of one gateway. `turn` is called twice a second."""
 
     def __init__(self, config: PlacerConfig) -> None:
         self._config = config
@@ -54,12 +51,19 @@ class Placer:
         self._coordinator: Any = None
 
     def turn(self) -> None:
-        if self._coordinator is None:
-            self._coordinator = self._join()
-        num_wanted = self._wanted.within(self._config.least, self._config.most)
-        poll = self._coordinator.poll.remote(self._placer_id, num_wanted)
-        said = ray.get(poll, timeout=_ANSWER_S)
-        if said is None:  # the coordinator was started again
+        """Ask the coordinator, which is found or made where there is none. Raises PoolRefused."""
+        try:
+            if self._coordinator is None:
+                self._coordinator = self._join()
+            num_wanted = self._wanted.within(self._config.least, self._config.most)
+            poll = self._coordinator.poll.remote(self._placer_id, num_wanted)
+            said = ray.get(poll, timeout=_ANSWER_S)
+        except ray.exceptions.ActorDiedError:
+            said = None
+        except ray.exceptions.RayError as error:  # it is slow, or being started again
+            logger.warning("the pool's coordinator does not answer: %s", first_line(error))
+            return
+        if said is None:  # the coordinator has died, or was started again
             self._coordinator = None
             return
         self._tell(said["addresses"])
@@ -68,13 +72,10 @@ class Placer:
                 logger.warning("%s", problem)
             self._problems = said["problems"]
 
-    def forget_coordinator(self) -> None:
-        """Forget a coordinator that is gone; the next turn finds or makes another."""
-        self._coordinator = None
-
     def say_goodbye(self) -> None:
         if self._coordinator is not None:
-            ray.get(self._coordinator.goodbye.remote(self._placer_id), timeout=_ANSWER_S)
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(self._coordinator.goodbye.remote(self._placer_id), timeout=_ANSWER_S)
 
     def _join(self) -> Any:
         coordinator = (
@@ -128,10 +129,9 @@ def main() -> None:
     placer = Placer(config)
     try:
         while not signals:
-            _turn(placer)
+            placer.turn()
             time.sleep(TURN_S)
-        with contextlib.suppress(ray.exceptions.RayError):
-            placer.say_goodbye()
+        placer.say_goodbye()
     except PoolRefused as error:
         logger.error("%s", error)
         sys.exit(os.EX_CONFIG)
@@ -147,15 +147,6 @@ def _address(config: PlacerConfig) -> str:
     while not path.exists():  # SIGTERM ends this, since its handler is not set yet
         time.sleep(TURN_S)
     return path.read_text()
-
-
-def _turn(placer: Placer) -> None:
-    try:
-        placer.turn()
-    except ray.exceptions.ActorDiedError:
-        placer.forget_coordinator()
-    except ray.exceptions.RayError as error:  # the coordinator is slow, or being started again
-        logger.warning("the pool's coordinator does not answer: %s", first_line(error))
 
 
 if __name__ == "__main__":

@@ -121,11 +121,13 @@ def test_a_placer_that_comes_back_remembers_the_cluster_and_not_a_pool_on_one_ma
     assert members_file(tmp_path).read() == (far,)
 
 
-def test_a_coordinator_that_was_started_again_is_joined_again(tmp_path, monkeypatch):
-    placer, seen = make_placer(tmp_path, monkeypatch, [answer(), None, answer()])
-    for _ in range(3):
+def test_a_coordinator_that_died_or_was_started_again_is_joined_again(tmp_path, monkeypatch):
+    died, is_away = ray.exceptions.ActorDiedError(), ray.exceptions.RayError("it is slow")
+    said = [answer(), None, is_away, answer(), died, answer()]
+    placer, seen = make_placer(tmp_path, monkeypatch, said)
+    for _ in range(6):
         placer.turn()
-    assert seen.joins == 2
+    assert seen.joins == 3
     assert members_file(tmp_path).read() == ()
 
 
