@@ -1,6 +1,7 @@
 """`chorale plan`: says what hardware a model, its adapters and its traffic need."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, get_args
 
@@ -20,7 +21,7 @@ from server.capacity.sizes import (
     change_sizes,
     find_sizes,
 )
-from server.capacity.steps import Speed, speed_on_paper
+from server.capacity.steps import speed_on_paper
 from server.capacity.traffic import POPULARITIES, Lengths, Traffic
 from server.cli.connection import Json
 from server.cli.terminal import CommandFailed, show, show_facts, show_json, show_table
@@ -121,8 +122,8 @@ def plan(
     device = _hardware(hardware, usd_per_hour)
     speed = {name: speed_on_paper(device) for name in _QUANTIZATIONS}
     if measure:
-        device, speed = _measured(found, threads, usd_per_hour or 0.0)
-    _check_served(device, tensor_parallel_size)
+        with _naming("--measure", exit_code=1):
+            device, speed = measurement.measure(found, threads, usd_per_hour or 0.0)
     limits = default_limits(device.kind)
     wish = Wish(
         sizes=found,
@@ -139,14 +140,14 @@ def plan(
             _lengths(prompt_tokens, "--prompt-tokens"),
             _lengths(output_tokens, "--output-tokens"),
             adapters,
-            _ranks(ranks),
+            _whole_numbers(ranks, "--ranks", _MOST_RANK),
             _one_of(popularity, POPULARITIES, "--popularity"),  # type: ignore[arg-type]
         ),
         loads=_loads(users, rate),
         objective=Objective(ttft_ms and ttft_ms / 1000, tpot_ms and tpot_ms / 1000),
         utilization=_share(utilization, "--utilization"),
         max_devices=max_devices,
-        tensor_parallel_size=_shards(found, tensor_parallel_size),
+        tensor_parallel_size=_shards(found, device, tensor_parallel_size),
         speed=lambda name: speed[name],
     )
     if wish.traffic.longest > found.max_model_len:
@@ -167,14 +168,20 @@ def plan(
 def _sizes(model: str | None, changes: str) -> ModelSizes:
     if model is None and not changes:
         raise CommandFailed("Name a model by --model, or its sizes by --sizes.", 2)
-    try:
+    with _naming("--model"):
         found = None if model is None else find_sizes(model)
-    except UnknownModel as error:
-        raise CommandFailed(f"--model: {error}", 2) from None
+    with _naming("--sizes"):
+        changed = change_sizes(found, changes)
+    return changed
+
+
+@contextmanager
+def _naming(flag: str, exit_code: int = 2) -> Iterator[None]:
+    """Have an error name the flag that caused it."""
     try:
-        return change_sizes(found, changes)
-    except UnknownModel as error:
-        raise CommandFailed(f"--sizes: {error}", 2) from None
+        yield
+    except (UnknownModel, measurement.MeasurementFailed) as error:
+        raise CommandFailed(f"{flag}: {error}", exit_code) from None
 
 
 def _hardware(name: str, usd_per_hour: float | None) -> Hardware:
@@ -182,24 +189,12 @@ def _hardware(name: str, usd_per_hour: float | None) -> Hardware:
     return found if usd_per_hour is None else replace(found, usd_per_hour=usd_per_hour)
 
 
-def _measured(
-    sizes: ModelSizes, threads: int, usd_per_hour: float
-) -> tuple[Hardware, dict[str, Speed]]:
-    try:
-        return measurement.measure(sizes, threads, usd_per_hour)
-    except measurement.MeasurementFailed as error:
-        raise CommandFailed(f"--measure: {error}") from None
-
-
-def _check_served(hardware: Hardware, size: int | None) -> None:
-    """Refuse what the engine does not serve on this device."""
+def _shards(sizes: ModelSizes, hardware: Hardware, size: int | None) -> int | None:
+    """The number of devices, which the engine serves on this hardware. Raises CommandFailed."""
     if hardware.kind == "cpu" and size not in (None, 1):
         raise CommandFailed(
             f"--tensor-parallel-size {size}: ranks on a CPU share its bandwidth; leave it out.", 2
         )
-
-
-def _shards(sizes: ModelSizes, size: int | None) -> int | None:
     if size is not None and size not in sizes.shards():
         fitting = ", ".join(map(str, sizes.shards()))
         raise CommandFailed(
@@ -227,11 +222,11 @@ def _share(value: float, flag: str) -> float:
     return value
 
 
-def _ranks(text: str) -> tuple[int, ...]:
-    numbers = _numbers(text, "--ranks")
-    if any(rank != int(rank) or rank > _MOST_RANK for rank in numbers):
-        raise CommandFailed(f"--ranks {text!r}: give whole numbers of 1 to {_MOST_RANK}.", 2)
-    return tuple(int(rank) for rank in numbers)
+def _whole_numbers(text: str, flag: str, most: int) -> tuple[int, ...]:
+    numbers = _numbers(text, flag)
+    if any(number != int(number) or number > most for number in numbers):
+        raise CommandFailed(f"{flag} {text!r}: give whole numbers of 1 to {most}.", 2)
+    return tuple(map(int, numbers))
 
 
 def _loads(users: str, rate: str) -> list[Load]:
@@ -239,10 +234,7 @@ def _loads(users: str, rate: str) -> list[Load]:
         raise CommandFailed("Give --users or --rate, not both.", 2)
     if rate:
         return [Load(rate=number) for number in _numbers(rate, "--rate")]
-    counts = _numbers(users or "8", "--users")
-    if any(count != int(count) or count > _MOST_USERS for count in counts):
-        raise CommandFailed(f"--users {users!r}: give whole numbers of 1 to {_MOST_USERS}.", 2)
-    return [Load(users=int(count)) for count in counts]
+    return [Load(users=it) for it in _whole_numbers(users or "8", "--users", _MOST_USERS)]
 
 
 def _numbers(text: str, flag: str) -> list[float]:
