@@ -1,79 +1,30 @@
-"""Descriptions of the formats of well-known models, in transformers' form."""
+"""The formats of well-known models."""
 
-from server.text.json_object import JsonObject
-from server.tools.response_template import ResponseTemplate, read_template
+from server.tools.response_template import CallRegion, Region, ResponseTemplate
 
-_THINKING = {"open": "<think>", "close": "</think>", "content": "text"}
-_FUNCTION = {"type": "function", "function": "{content}"}
+_MISTRAL = ("[/INST]", "[/TOOL_RESULTS]")
 
-DESCRIPTIONS: dict[str, JsonObject] = {
+BUILT_IN = {
     # Hermes 2 and 3, Qwen 2.5 and 3, SmolLM 3: an object between tags for each call.
-    "hermes": {
-        "start_anchor": "<|im_start|>assistant\n",
-        "fields": {
-            "thinking": _THINKING,
-            "tool_calls": {
-                "open": "<tool_call>",
-                "close": "</tool_call>",
-                "repeats": True,
-                "content": "json",
-                "transform": _FUNCTION,
-            },
-            "content": {"content": "text"},
-        },
-    },
+    "hermes": ResponseTemplate(
+        ("<|im_start|>assistant\n",),
+        Region(("<think>",), ("</think>",)),
+        CallRegion(("<tool_call>",), ("</tool_call>",), repeats=True),
+    ),
     # Llama 3.1 to 3.3: an answer that is one object; the model makes one call at a time.
-    "llama3_json": {
-        "start_anchor": "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        "fields": {
-            "tool_calls": {
-                "open_pattern": r'\A(?:<\|python_tag\|>)?(?=\{"name": ")',
-                "repeats": True,
-                "content": "json",
-                "transform": {
-                    "type": "function",
-                    "function": {"name": "{content.name}", "arguments": "{content.parameters}"},
-                },
-            },
-            "content": {"content": "text"},
-        },
-    },
+    "llama3_json": ResponseTemplate(
+        ("<|start_header_id|>assistant<|end_header_id|>\n\n",),
+        None,
+        CallRegion(("<|python_tag|>",), (), arguments_key="parameters", is_unopened=True),
+    ),
     # Mistral 7B v0.3, Nemo, Large 2407, Small 2409 and 2501: a list after a special token.
-    "mistral": {
-        "start_anchor": ["[/INST]", "[/TOOL_RESULTS]"],
-        "fields": {
-            "tool_calls": {
-                "open": "[TOOL_CALLS]",
-                "content": "json",
-                "transform_each": True,
-                "transform": {
-                    "type": "function",
-                    "id": "{id}",
-                    "function": {"name": "{name}", "arguments": "{arguments}"},
-                },
-            },
-            "content": {"content": "text"},
-        },
-    },
+    "mistral": ResponseTemplate(
+        _MISTRAL, None, CallRegion(("[TOOL_CALLS]",), (), id_key="id", is_list=True)
+    ),
     # Mistral since Small 3.1 and Magistral: name and arguments after special tokens.
-    "mistral_v11": {
-        "start_anchor": ["[/INST]", "[/TOOL_RESULTS]"],
-        "fields": {
-            "thinking": {"open": "[THINK]", "close": "[/THINK]", "content": "text"},
-            "tool_calls": {
-                "open_pattern": r"\[TOOL_CALLS\](?P<name>[\w-]+)\[ARGS\]",
-                "repeats": True,
-                "content": "json",
-                "transform": {
-                    "type": "function",
-                    "function": {"name": "{name}", "arguments": "{content}"},
-                },
-            },
-            "content": {"content": "text"},
-        },
-    },
-}
-
-BUILT_IN: dict[str, ResponseTemplate] = {
-    name: read_template(spec, name) for name, spec in DESCRIPTIONS.items()
+    "mistral_v11": ResponseTemplate(
+        _MISTRAL,
+        Region(("[THINK]",), ("[/THINK]",)),
+        CallRegion(("[TOOL_CALLS]",), (), name_end="[ARGS]", repeats=True),
+    ),
 }

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from server.text.tokenizer import TemplateError, Tokenizer
-from server.tools.built_in import BUILT_IN, DESCRIPTIONS
+from server.tools.built_in import BUILT_IN
 from server.tools.dialect import Dialect
 from server.tools.parser import AnswerParser, Parsed
 from server.tools.tool import Tool, ordered
 from server.tools.writing import written_calls
+from tests.server.tools.descriptions import DESCRIPTIONS
 from tests.tokenizer_families import make_tokenizer
 
 TEMPLATES = Path(__file__).parents[1] / "text" / "chat_templates"

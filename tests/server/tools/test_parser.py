@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
-from server.tools.built_in import BUILT_IN, DESCRIPTIONS
+from server.tools.built_in import BUILT_IN
 from server.tools.parser import AnswerParser, Parsed
+from tests.server.tools.descriptions import DESCRIPTIONS
 from tests.server.tools.transcripts import NAMES, TRANSCRIPTS
 
 EVERY = pytest.mark.parametrize("told", TRANSCRIPTS, ids=lambda told: f"{told.family} {told.text}")

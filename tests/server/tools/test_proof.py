@@ -6,8 +6,9 @@ import json
 import pytest
 
 from registry.errors import Invalid
-from server.tools.built_in import BUILT_IN, DESCRIPTIONS
+from server.tools.built_in import BUILT_IN
 from server.tools.proof import checked_template, stored_template
+from tests.server.tools.descriptions import DESCRIPTIONS
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))

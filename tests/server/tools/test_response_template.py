@@ -6,8 +6,8 @@ import pytest
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from registry.errors import Invalid
-from server.tools.built_in import DESCRIPTIONS
 from server.tools.response_template import MAX_BYTES, read_template
+from tests.server.tools.descriptions import DESCRIPTIONS
 
 HERMES = DESCRIPTIONS["hermes"]
 
