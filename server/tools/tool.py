@@ -95,7 +95,7 @@ def ordered(schema: Any) -> Any:
             names = list(dict.fromkeys(named))
             kept[key] = {n: ordered(value[n]) for n in (*names, *sorted(value.keys() - set(names)))}
         elif key in ("const", "enum", "default", "examples", "required"):
-            kept[key] = _sorted(value)
+            kept[key] = json.loads(json.dumps(value, sort_keys=True))
         else:
             kept[key] = ordered(value)
     return kept
@@ -103,10 +103,3 @@ def ordered(schema: Any) -> Any:
 
 def _rank(key: str) -> tuple[int, str]:
     return (_KEYWORDS.index(key) if key in _KEYWORDS else len(_KEYWORDS)), key
-
-
-def _sorted(value: Any) -> Any:
-    """Plain JSON, its objects sorted by key."""
-    if isinstance(value, dict):
-        return {key: _sorted(value[key]) for key in sorted(value)}
-    return [_sorted(inner) for inner in value] if isinstance(value, list) else value
