@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from sqlalchemy.engine import Connection
 
 from registry.catalog import grants
-from registry.catalog.adapter_rows import Version
 from registry.catalog.catalog import Catalog
 from registry.catalog.names import model_not_found, parse_model
 from registry.errors import NotFound
@@ -42,22 +41,19 @@ def resolve_adapter(
     Raises NotFound; a missing owner, a missing adapter and a missing grant give the same
     error.
     """
-    owner_name, slash, rest = model.partition("/")
+    owner_id, (owner_name, slash, rest) = identity.tenant_id, model.partition("/")
     if not slash:
-        version = catalog.resolve(conn, identity.tenant_id, model, request_key)
-        owner, name = (identity.tenant_id, identity.tenant_name), parse_model(model).name
-        return _named(*owner, name, version)
+        owner_name, rest = identity.tenant_name, model
     try:
         name = parse_model(rest).name
-        owner_id = _owner(conn, identity, owner_name, name)
+        if slash:
+            owner_id = _owner(conn, identity, owner_name, name)
         version = catalog.resolve(conn, owner_id, rest, request_key)
     except NotFound:
+        if not slash:
+            raise
         # The original message would tell the caller whether the adapter or only the version exists.
         raise model_not_found(model) from None
-    return _named(owner_id, owner_name, name, version)
-
-
-def _named(owner_id: str, owner_name: str, name: str, version: Version) -> NamedAdapter:
     return NamedAdapter(
         owner_id,
         owner_name,

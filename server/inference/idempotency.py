@@ -19,6 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
+from registry.errors import Limited
 from server.database.clock import from_now, now_ms, postgres_now
 from server.database.database import Database
 from server.database.upsert import upsert
@@ -101,8 +102,8 @@ class IdempotencyKeys:
         found = await self._database.write(lambda conn: claim_key(conn, claim, self.claim_ms))
         if found is None:
             return None
-        if isinstance(found, _TooMany):
-            raise errors.too_many_idempotency_keys(MAX_KEYS_PER_TENANT)
+        if isinstance(found, Limited):
+            raise found
         if found.body_sha256 != claim.body_sha256:
             raise errors.IdempotencyKeyMismatch
         if found.status is None:
@@ -128,12 +129,10 @@ class IdempotencyKeys:
 # ---- in a transaction ----
 
 
-class _TooMany:
-    """The tenant has as many keys as it may have."""
-
-
-def claim_key(conn: Connection, claim: Claim, claim_ms: int) -> "Row[Any] | _TooMany | None":
-    """Claim a free or expired key, by the database's clock; else return the row that has it."""
+def claim_key(conn: Connection, claim: Claim, claim_ms: int) -> "Row[Any] | Limited | None":
+    """Claim a free or expired key, by the database's clock; else return the row that has it, or the
+    fault of a tenant with as many keys as it may have.
+    """
     values: dict[str, Any] = {
         "tenant_id": claim.tenant_id,
         "endpoint": claim.endpoint,
@@ -148,7 +147,8 @@ def claim_key(conn: Connection, claim: Claim, claim_ms: int) -> "Row[Any] | _Too
         if _count(conn, claim.tenant_id) <= MAX_KEYS_PER_TENANT:
             return None
         release_key(conn, claim)
-        return _TooMany()
+        # Returned: raised, it would make its whole group run again.
+        return errors.too_many_idempotency_keys(MAX_KEYS_PER_TENANT)
     # The row exists for certain: the insert has locked it, even where it changed nothing.
     return conn.execute(sa.select(idempotency_keys).where(*_is_key(claim))).one()
 
