@@ -9,7 +9,7 @@ from pydantic import Field
 
 from server.accounts import keys
 from server.accounts.auth import ADMIN
-from server.accounts.keys import MAX_NAME, MAX_OVERLAP_S, MAX_PAGE, ApiKey
+from server.accounts.keys import MAX_NAME, MAX_OVERLAP_S, MAX_PAGE
 from server.accounts.lineage import ApiKey
 from server.api.accounts import AccountEndpoints, AccountRows, RowsDep
 from server.api.answer import Answer, Page
