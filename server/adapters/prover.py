@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -39,29 +39,15 @@ death it is tried where nobody else is served.
 _MAX_REMEMBERED = 1000
 """Uploads whose engine deaths one gateway keeps count of."""
 
+_CLAIM_S = 10.0
+"""Lifetime of a claim, so that a killed gateway's uploads wait at most this long."""
+
 _UNAVAILABLE = Proof(verdict="unavailable", message="The engine is not available.")
 
 Prove = Callable[[BaseRef, AdapterRef, Path, bool], Awaitable[Proof]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProverConfig:
-    """Limits and intervals of a prover.
-
-    max_running: uploads in progress at once.
-    claim_s: lifetime of a claim, so a killed gateway's uploads wait at most this long.
-    poll_s: interval between polls for new uploads, and between renewals of claims.
-    retry_s: delay before an upload is proved again after the verdict "unavailable".
-    notice_s: interval at which `wait_proved` reads an upload that another gateway may prove.
-    """
-
-    max_running: int = 2
-    claim_s: float = 10.0
-    poll_s: float = 2.0
-    retry_s: float = 5.0
-    notice_s: float = 1.0
-
-
+@dataclass(slots=True, eq=False)
 class Prover:
     """Proves the uploads that it claims.
 
@@ -69,37 +55,35 @@ class Prover:
     nobody else meanwhile if the last argument says so; raises EngineDeadError, and EngineAwayError
     if no engine had it.
     work: where objects are fetched to, on the engine's machine.
+    max_running: uploads in progress at once.
+    poll_s: interval between polls for new uploads, and between renewals of claims.
+    retry_s: delay before an upload is proved again after the verdict "unavailable".
+    notice_s: interval at which `wait_proved` reads an upload that another gateway may prove.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        catalog: Catalog,
-        storage: Storage,
-        prove: Prove,
-        *,
-        is_ready: Callable[[], bool],
-        work: WorkDir,
-        config: ProverConfig | None = None,
-        now_ms: Callable[[], int] = now_ms,
-    ) -> None:
-        self._database = database
-        self._catalog = catalog
-        self._storage = storage
-        self._prove = prove
-        self._is_ready = is_ready
-        self._work = work
-        self._config = config or ProverConfig()
-        self._now_ms = now_ms
-        self._running: set[asyncio.Task[None]] = set()
-        # Claimed uploads without a verdict yet, by upload_id.
-        self._claimed: dict[str, Upload] = {}
-        self._deaths: OrderedDict[str, int] = OrderedDict()
-        # The engines of a base model prove one upload at a time, so that a death has only one
-        # suspect. The next object is fetched meanwhile.
-        self._engines: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._woken = asyncio.Event()
-        self._ended = asyncio.Event()
+    database: Database
+    catalog: Catalog
+    storage: Storage
+    prove: Prove
+    _: KW_ONLY
+    is_ready: Callable[[], bool]
+    work: WorkDir
+    max_running: int = 2
+    poll_s: float = 2.0
+    retry_s: float = 5.0
+    notice_s: float = 1.0
+    now_ms: Callable[[], int] = now_ms
+    _running: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    # Claimed uploads without a verdict yet, by upload_id.
+    _claimed: dict[str, Upload] = field(default_factory=dict, init=False)
+    _deaths: OrderedDict[str, int] = field(default_factory=OrderedDict, init=False)
+    # The engines of a base model prove one upload at a time, so that a death has only one suspect.
+    # The next object is fetched meanwhile.
+    _engines: defaultdict[str, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock), init=False
+    )
+    _woken: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def wake(self) -> None:
         """Make `run` look for uploads now instead of at the next poll."""
@@ -114,20 +98,18 @@ class Prover:
                     await self.step()
                 except DatabaseError as error:
                     logger.warning("uploads cannot be proved now: %s", error)
-                await _wait(self._woken, self._config.poll_s)
+                await _wait(self._woken, self.poll_s)
         finally:
             await self._give_back()
 
     async def step(self) -> None:
         """Renew the claims of running proofs, and start as many new ones as there is room for."""
         if self._claimed:
-            await self._renew_claims(self._config.claim_s)
-        room = self._config.max_running - len(self._running)
-        if room > 0 and self._is_ready():
-            claimed = await self._database.write(
-                lambda conn: claim_proofs(
-                    conn, self._now_ms(), limit=room, claim_ms=_ms(self._config.claim_s)
-                )
+            await self._renew_claims(_CLAIM_S)
+        room = self.max_running - len(self._running)
+        if room > 0 and self.is_ready():
+            claimed = await self.database.write(
+                lambda conn: claim_proofs(conn, self.now_ms(), limit=room, claim_ms=_ms(_CLAIM_S))
             )
             for upload in claimed:
                 self._claimed[upload.upload_id] = upload
@@ -142,9 +124,9 @@ class Prover:
         deadline = clock() + timeout_s
         self.wake()
         while upload.state == PROVING and clock() < deadline:
-            await _wait(self._ended, min(deadline - clock(), self._config.notice_s))
-            upload = await self._database.read(
-                lambda conn: get_upload(conn, tenant_id, upload_id, self._now_ms())
+            await _wait(self._ended, min(deadline - clock(), self.notice_s))
+            upload = await self.database.read(
+                lambda conn: get_upload(conn, tenant_id, upload_id, self.now_ms())
             )
         return upload
 
@@ -155,14 +137,14 @@ class Prover:
             proof = await self._proof_of(upload)
             # A renewal after this point would overwrite the retry time that finish_proof sets.
             self._claimed.pop(upload.upload_id, None)
-            ended = await self._database.write(
+            ended = await self.database.write(
                 lambda conn: finish_proof(
                     conn,
-                    self._catalog,
+                    self.catalog,
                     upload,
                     proof,
-                    self._now_ms(),
-                    retry_ms=_ms(self._config.retry_s),
+                    self.now_ms(),
+                    retry_ms=_ms(self.retry_s),
                 )
             )
             if ended.state != PROVING:
@@ -174,13 +156,13 @@ class Prover:
     async def _proof_of(self, upload: Upload) -> Proof:
         assert upload.built is not None
         base = upload.built.base
-        if (served := self._catalog.bases.serving(base)) is None:
+        if (served := self.catalog.bases.serving(base)) is None:
             message = "The base model was changed after the files were checked; upload them again."
             return Proof(verdict="not_served", message=message)
         # The upload has no version number yet; the engine identifies adapters by digest and key.
         ref = upload.built.ref_as(upload.upload_id, version=0)
         try:
-            with self._work.folder(f"{upload.upload_id}-proof-", ref.size_bytes) as folder:
+            with self.work.folder(f"{upload.upload_id}-proof-", ref.size_bytes) as folder:
                 path = folder / "canonical.safetensors"
                 await asyncio.to_thread(self._fetch, ref, path)
                 async with self._engines[served.model_id]:
@@ -194,7 +176,7 @@ class Prover:
     ) -> Proof:
         alone = self._deaths.get(upload.upload_id, 0) > 0
         try:
-            return await self._prove(base, ref, path, alone)
+            return await self.prove(base, ref, path, alone)
         except EngineAwayError:  # no engine had the adapter
             return _UNAVAILABLE
         except EngineDeadError:
@@ -210,7 +192,7 @@ class Prover:
     def _fetch(self, ref: AdapterRef, path: Path) -> None:
         """Copy the object to `path`. Raises StorageError, also if its sha256 is not the digest."""
         with path.open("wb") as file:
-            written = write_hashed(file, self._storage.read(ref.object_key))
+            written = write_hashed(file, self.storage.read(ref.object_key))
         if written.digest != ref.digest:
             raise StorageError(key=ref.object_key, reason="other bytes than were put")
 
@@ -222,9 +204,9 @@ class Prover:
 
         def renew(conn: Connection) -> None:
             for upload in claimed:
-                claim_proof(conn, upload, self._now_ms() + _ms(claim_s))
+                claim_proof(conn, upload, self.now_ms() + _ms(claim_s))
 
-        await self._database.write(renew)
+        await self.database.write(renew)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         self._running.remove(task)

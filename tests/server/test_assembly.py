@@ -35,7 +35,7 @@ def test_what_is_to_be_proved_lies_where_engines_can_read_it(
     )
     for _ in range(2):  # the second removes files that the first left behind
         gateway = assemble(settings, demo_entries(settings), AdminKey("admin"))
-        proof_dir = gateway.prover._work.path
+        proof_dir = gateway.prover.work.path
         assert proof_dir.is_relative_to(pool_dir if has_pool_dir else data_dir)
         assert list(proof_dir.iterdir()) == []
         (proof_dir / "left").touch()

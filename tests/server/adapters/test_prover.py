@@ -17,7 +17,7 @@ from registry.storage.storage import LocalStorage
 from registry.storage.work_dir import WorkDir
 from registry.uploads.ends import ProofFailed, check_fault
 from registry.uploads.proof import Proof
-from server.adapters.prover import Prover, ProverConfig
+from server.adapters.prover import Prover
 from tests.registry.factories import Clock, make_base, sound_files
 from tests.registry.upload_world import Uploads
 
@@ -91,8 +91,8 @@ def make_prover(uploads, sqlite_database):
             engine.prove,
             is_ready=lambda: engine.is_ready,
             work=uploads.work,
-            config=ProverConfig(**config),
             now_ms=uploads.now_ms,
+            **config,
         )
 
     return make

@@ -17,7 +17,7 @@ from registry.storage.storage import folder_of
 from registry.storage.work_dir import WorkDir
 from registry.uploads.parts import pending_bytes
 from registry.uploads.proof import Proof
-from server.adapters.prover import Prover, ProverConfig
+from server.adapters.prover import Prover
 from server.adapters.spool import MAX_PARTS, MAX_PARTS_PER_TENANT, Spool
 from server.api.endpoints import uploads as routes
 from server.api.gateway import Gateway
@@ -98,7 +98,8 @@ async def client(
         engine.prove,
         is_ready=lambda: True,
         work=WorkDir(tmp_path / "proofs"),
-        config=ProverConfig(poll_s=0.01, notice_s=0.01),
+        poll_s=0.01,
+        notice_s=0.01,
     )
     product.gateway = replace(product.gateway, prover=prover)
     task = asyncio.create_task(prover.run())
