@@ -13,6 +13,7 @@ No request depends on it: the meaning of a name is read from the database at eve
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from sqlalchemy import Connection
@@ -38,6 +39,7 @@ _CHANGES_PINS = {"pinned", "unpinned", "removed", "restored"}
 _ENDS_USE = {"removed", "ungranted"}
 
 
+@dataclass(slots=True, eq=False)
 class AdapterWatch:
     """Reads the events of all gateways, and tells the engines.
 
@@ -46,22 +48,15 @@ class AdapterWatch:
     clock: returns Unix milliseconds.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        models: BaseModels,
-        engines: Callable[[], Iterable[tuple[BaseModel, Engines]]],
-        clock: Callable[[], int] = now_ms,
-    ) -> None:
-        self._database = database
-        self._models = models
-        self._engines = engines
-        self._clock = clock
-        self._tail: EventTail | None = None
-        # Engines that were told of all pins, by pool; empty if they have to be told again.
-        self._told: dict[int, tuple[Welcome, ...]] = {}
-        self._cleaned_at_ms = 0
-        self._is_failing = False
+    database: Database
+    models: BaseModels
+    engines: Callable[[], Iterable[tuple[BaseModel, Engines]]]
+    clock: Callable[[], int] = now_ms
+    _tail: EventTail | None = None
+    # Engines that were told of all pins, by pool; empty if they have to be told again.
+    _told: dict[int, tuple[Welcome, ...]] = field(default_factory=dict)
+    _cleaned_at_ms: int = 0
+    _is_failing: bool = False
 
     async def run(self) -> None:
         """Call `tick` every TICK_S until cancelled."""
@@ -83,30 +78,30 @@ class AdapterWatch:
     async def _look(self) -> None:
         if self._tail is None:
             # Earlier moves are skipped: such an adapter may have been in use for a year, or never.
-            self._tail = EventTail(await self._database.read(newest_event_id))
-        events = await self._database.read(self._tail.read)
+            self._tail = EventTail(await self.database.read(newest_event_id))
+        events = await self.database.read(self._tail.read)
         await self._clean_up()
         if any(event.kind in _CHANGES_PINS for event in events):
             self._told = {}
         await self._tell_pins()
         await self._prefetch(events)
         await self._forget_drafts(events)
-        self._tail.take(events, self._clock())
+        self._tail.take(events, self.clock())
 
     async def _clean_up(self) -> None:
         """Delete old events and tell all pins again once a minute, in case a message was lost."""
-        if self._clock() >= self._cleaned_at_ms + _MINUTE_MS:
-            await self._database.write(lambda conn: prune_events(conn, self._clock()))
-            self._cleaned_at_ms = self._clock()
+        if self.clock() >= self._cleaned_at_ms + _MINUTE_MS:
+            await self.database.write(lambda conn: prune_events(conn, self.clock()))
+            self._cleaned_at_ms = self.clock()
             self._told = {}
 
     async def _tell_pins(self) -> None:
-        for model, engines in self._engines():
+        for model, engines in self.engines():
             # Without an engine there is nobody to tell.
             welcomes = engines.welcomes
             if welcomes and welcomes != self._told.get(id(engines)):
-                of_base = partial(pins.pins_in_force, base_revision=model.base_revision)
-                found = await self._database.read(of_base)
+                read = partial(pins.pins_in_force, base_revision=model.base_revision)
+                found = await self.database.read(read)
                 await engines.pin([ref for base, ref in found if self._serves(model, base)])
                 self._told[id(engines)] = welcomes
 
@@ -118,10 +113,10 @@ class AdapterWatch:
             if event.kind == "moved" and event.version is not None
         )
         newest = list(moved)[:_MAX_PREFETCHES]
-        ready = [(model, engines) for model, engines in self._engines() if engines.is_ready]
+        ready = [(model, engines) for model, engines in self.engines() if engines.is_ready]
         if not newest or not ready:
             return
-        found = await self._database.read(lambda conn: _ready_versions(conn, newest))
+        found = await self.database.read(lambda conn: _ready_versions(conn, newest))
         for tenant_id, version in found:
             for model, engines in ready:
                 if self._serves(model, version.base):
@@ -129,7 +124,7 @@ class AdapterWatch:
 
     def _serves(self, model: BaseModel, base: BaseRef) -> bool:
         """Whether requests for adapters of `base` go to this model, or to another of its name."""
-        serving = self._models.serving(base)
+        serving = self.models.serving(base)
         is_same = model.base_revision == base.revision
         return is_same and serving is not None and serving.model_id == model.model_id
 
@@ -144,11 +139,11 @@ class AdapterWatch:
             if event.kind in _ENDS_USE
         )
         if ended:
-            for tenant_id, digest in await self._database.read(lambda c: _digests(c, list(ended))):
+            for tenant_id, digest in await self.database.read(lambda c: _digests(c, list(ended))):
                 await self._forget(tenant_id, digest)
 
     async def _forget(self, tenant_id: str, digest: str | None = None) -> None:
-        for _, engines in self._engines():
+        for _, engines in self.engines():
             await engines.forget_drafts(tenant_id, digest)
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -29,6 +30,7 @@ _KINDS: dict[Metric, RefusingLimit] = {
 _INTERVAL_S = 5.0
 
 
+@dataclass(slots=True, eq=False)
 class LimitRefusals:
     """The refusals of one gateway by tenants' own limits, of which a tenant has three at most.
 
@@ -37,20 +39,14 @@ class LimitRefusals:
     count: called for every refusal, with the kind of its limit.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        clock: Callable[[], int] = now_ms,
-        count: Callable[[RefusingLimit], None] = lambda _: None,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._count = count
-        self._counts: Counter[Limit] = Counter()
-        self._hours: dict[Limit, int] = {}
+    database: Database
+    clock: Callable[[], int] = now_ms
+    count: Callable[[RefusingLimit], None] = lambda _: None
+    _counts: Counter[Limit] = field(default_factory=Counter)
+    _hours: dict[Limit, int] = field(default_factory=dict)
 
     def note(self, limit: Limit) -> None:
-        self._count(_KINDS[limit.metric])
+        self.count(_KINDS[limit.metric])
         if limit.scope == "tenant":
             self._counts[limit] += 1
 
@@ -63,13 +59,13 @@ class LimitRefusals:
 
     async def tell(self) -> None:
         """Insert the events that are due. Raises DatabaseError."""
-        at_ms = self._clock()
+        at_ms = self.clock()
         hour = at_ms // HOUR_MS
         self._hours = {limit: told for limit, told in self._hours.items() if told == hour}
         for limit in [limit for limit in self._counts if limit not in self._hours]:
             count = self._counts.pop(limit)
             write = partial(_insert, limit=limit, num_refused=count, at_ms=at_ms)
-            if not await self._database.write(write):
+            if not await self.database.write(write):
                 self._counts[limit] += count
             self._hours[limit] = hour
 

@@ -9,6 +9,7 @@ Requests that wait for their adapter delay nobody and are not counted.
 import math
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 
 from engine.wire.messages import Priority
 from registry.errors import Overloaded
@@ -25,6 +26,7 @@ _PATIENCE_OF_BATCH = 0.5
 """Share of the longest wait above which requests of the flexible tier are refused."""
 
 
+@dataclass(slots=True, eq=False)
 class LoadShedder:
     """Decides whether a base model has room for one more request, by those that run and wait here.
 
@@ -35,25 +37,19 @@ class LoadShedder:
     takes_turns: whether engines serve the tenants in turn, and not first come, first served.
     """
 
-    def __init__(
-        self,
-        running: Running,
-        *,
-        max_queued: Callable[[], int],
-        max_wait_s: float,
-        default_share: float,
-        takes_turns: bool,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._running = running
-        self._max_queued = max_queued
-        self._max_wait_s = max_wait_s
-        self._default_share = default_share
-        self._takes_turns = takes_turns
-        self._clock = clock
-        self._busy_s = 0.0
-        self._first_tokens = 0.0
-        self._looked_at = clock()
+    running: Running
+    _: KW_ONLY
+    max_queued: Callable[[], int]
+    max_wait_s: float
+    default_share: float
+    takes_turns: bool
+    clock: Callable[[], float] = time.monotonic
+    _busy_s: float = 0.0
+    _first_tokens: float = 0.0
+    _looked_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._looked_at = self.clock()
 
     def check(self, identity: Identity, priority: Priority, num_answers: int) -> None:
         """Raise Overloaded, or Limited for a tenant's queue share.
@@ -62,18 +58,18 @@ class LoadShedder:
         always ask, even for more answers at once than its share.
         """
         limit = self._share_of(identity)
-        waiting = self._running.num_waiting(identity.tenant_id)
+        waiting = self.running.num_waiting(identity.tenant_id)
         if waiting and waiting + num_answers > limit:
             raise errors.queue_share_exceeded(
                 waiting, num_answers, limit, retry_after_s=self.wait_s(waiting) or 1.0
             )
-        patience_s = self._max_wait_s * (_PATIENCE_OF_BATCH if priority is Priority.BATCH else 1.0)
+        patience_s = self.max_wait_s * (_PATIENCE_OF_BATCH if priority is Priority.BATCH else 1.0)
         if (wait_s := self.wait_s(self._num_before(identity.tenant_id) + 1)) > patience_s:
             raise Overloaded(retry_after_s=max(1.0, wait_s - patience_s))
 
     def explain(self, identity: Identity) -> JsonObject:
         """A tenant's share of the queue, in the form that `GET /v1/limits` shows."""
-        waiting = self._running.num_waiting(identity.tenant_id)
+        waiting = self.running.num_waiting(identity.tenant_id)
         limit = self._share_of(identity)
         return {
             "limit": limit,
@@ -91,29 +87,29 @@ class LoadShedder:
 
     def add(self, request: RunningRequest) -> None:
         self._pass_time()
-        self._running.add(request)
+        self.running.add(request)
 
     def begin(self, request: RunningRequest, index: int) -> None:
         """Note the first token of one of a request's answers."""
         self._pass_time()
         if not request.is_cold and index not in request.begun:
             self._first_tokens += 1
-        self._running.begin(request, index)
+        self.running.begin(request, index)
 
     def remove(self, request: RunningRequest) -> None:
         self._pass_time()
-        self._running.remove(request)
+        self.running.remove(request)
 
     def _share_of(self, identity: Identity) -> int:
-        share = identity.max_queue_share or self._default_share
-        own = self._running.num_waiting(identity.tenant_id)
-        others = self._running.num_waiting_of_all - own
-        return max(1, math.floor(share * (self._max_queued() - others)))
+        share = identity.max_queue_share or self.default_share
+        own = self.running.num_waiting(identity.tenant_id)
+        others = self.running.num_waiting_of_all - own
+        return max(1, math.floor(share * (self.max_queued() - others)))
 
     def _num_before(self, tenant_id: str) -> int:
         """Answers that will begin before a new one of this tenant."""
-        queued = self._running.queued
-        if not self._takes_turns:
+        queued = self.running.queued
+        if not self.takes_turns:
             return sum(queued.values())
         own = queued.get(tenant_id, 0)
         return (
@@ -122,9 +118,9 @@ class LoadShedder:
 
     def _pass_time(self) -> None:
         """Age what is known of the rate, but only while answers wait: an idle hour says nothing."""
-        now = self._clock()
+        now = self.clock()
         elapsed_s, self._looked_at = now - self._looked_at, now
-        if self._running.num_queued:
+        if self.running.num_queued:
             keep = 0.5 ** (elapsed_s / _HALF_LIFE_S)
             self._busy_s = self._busy_s * keep + elapsed_s
             self._first_tokens *= keep

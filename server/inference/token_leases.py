@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from engine.wire.messages import LeaseLow
 from server.billing.budgets import extend
@@ -21,20 +22,14 @@ _RETRY_WAITS_S = (0.2, 0.5, 1.0)
 """Waits between tries to extend a lease, the last one again and again while the request runs."""
 
 
+@dataclass(slots=True, eq=False)
 class TokenLeases:
     """Answers the LeaseLow of a base model's engines, with one extension a request at most."""
 
-    def __init__(
-        self,
-        database: Database,
-        running: Running,
-        *,
-        retry_waits_s: Sequence[float] = _RETRY_WAITS_S,
-    ) -> None:
-        self._database = database
-        self._running = running
-        self._retry_waits_s = retry_waits_s
-        self._asking: dict[str, asyncio.Task[None]] = {}
+    database: Database
+    running: Running
+    retry_waits_s: Sequence[float] = _RETRY_WAITS_S
+    _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def extend_soon(self, engine: Engine, low: LeaseLow) -> None:
         """Extend a lease at the engine that said `low`, without waiting for it; a request that has
@@ -52,9 +47,9 @@ class TokenLeases:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _extend(self, engine: Engine, low: LeaseLow) -> None:
-        waits_s = self._retry_waits_s
+        waits_s = self.retry_waits_s
         for wait_s in itertools.chain(waits_s, itertools.repeat(waits_s[-1])):
-            request = self._running.find(low.request_id)
+            request = self.running.find(low.request_id)
             if request is None:
                 return
             lease = 0
@@ -68,7 +63,7 @@ class TokenLeases:
 
     async def _extend_hold(self, request: RunningRequest) -> int:
         """Completion tokens that the hold covers now, in all; 0 if it could not be extended."""
-        return await self._database.write(
+        return await self.database.write(
             lambda conn: extend(
                 conn,
                 request.request_id,

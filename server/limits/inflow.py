@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from math import inf
 
 # 16 MiB at this rate take 256 s, and 1 MiB 16 s.
@@ -69,6 +70,7 @@ class Arrival:
             self._waiting.reschedule(asyncio.get_running_loop().time())
 
 
+@dataclass(slots=True, eq=False)
 class Inflow:
     """All bodies on their way.
 
@@ -76,22 +78,14 @@ class Inflow:
     error for a body that cannot have what it needs.
     """
 
-    def __init__(
-        self,
-        limit: int,
-        tenant_limit: int,
-        busy: Callable[[], Exception],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.busy = busy
-        self.clock = clock
-        self._limit = limit
-        self._tenant_limit = tenant_limit
-        self._total = 0
-        self._held: Counter[str] = Counter()
-        # What holds something, in the order in which it began to.
-        self._arrivals: dict[Arrival, None] = {}
+    limit: int
+    tenant_limit: int
+    busy: Callable[[], Exception]
+    clock: Callable[[], float] = time.monotonic
+    _total: int = 0
+    _held: Counter[str] = field(default_factory=Counter)
+    # What holds something, in the order in which it began to.
+    _arrivals: dict[Arrival, None] = field(default_factory=dict)
 
     @contextmanager
     def arrival(self, tenant_id: str, amount: int = 0) -> Iterator[Arrival]:
@@ -106,9 +100,9 @@ class Inflow:
     def hold(self, arrival: Arrival, amount: int) -> None:
         tenant_id = arrival.tenant_id
         wanted = self._held[tenant_id] + amount
-        if arrival.has_given_way or wanted > self._tenant_limit:
+        if arrival.has_given_way or wanted > self.tenant_limit:
             raise self.busy()
-        while self._total + amount > self._limit:
+        while self._total + amount > self.limit:
             slowest = self._slowest_of_largest(wanted)
             self._release(slowest)
             slowest.give_way()

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from engine.errors import EngineProves
 from engine.wire.client import EngineClient
@@ -34,6 +35,7 @@ _SERVED = frozenset({"eos", "stop_string", "stop_token", "max_tokens", "max_mode
 """Causes by which an engine ends a request that it has served to the end."""
 
 
+@dataclass(slots=True, eq=False)
 class PooledEngine:
     """An engine, its client and its figures. See `Engine`.
 
@@ -42,28 +44,18 @@ class PooledEngine:
     is_only: whether no other engine takes requests.
     """
 
-    def __init__(
-        self,
-        member: Member,
-        client: EngineClient,
-        base_revision: str,
-        num_own: Callable[[str], int],
-        costs: LoadCosts,
-        suspects: Suspects,
-        is_only: Callable[[], bool],
-    ) -> None:
-        self.member = member
-        self.client = client
-        self._base_revision = base_revision
-        self._num_own = num_own
-        self._costs = costs
-        self._suspects = suspects
-        self._is_only = is_only
-        self._request_s = _FIRST_REQUEST_S
-        self._expected: OrderedDict[str, float] = OrderedDict()
-        self._seen: EngineStats | None = None
-        self._num_others = 0.0
-        self._num_deaths = 0
+    member: Member
+    client: EngineClient
+    base_revision: str
+    num_own: Callable[[str], int]
+    costs: LoadCosts
+    suspects: Suspects
+    is_only: Callable[[], bool]
+    _request_s: float = _FIRST_REQUEST_S
+    _expected: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    _seen: EngineStats | None = None
+    _num_others: float = 0.0
+    _num_deaths: int = 0
 
     # ---- what is said to it ----
 
@@ -76,17 +68,17 @@ class PooledEngine:
             if output.is_last:
                 self._request_s += (time.monotonic() - started - self._request_s) * _NEW_SAMPLE
                 if output.stop_cause in _SERVED:
-                    self._suspects.clear(mark)
+                    self.suspects.clear(mark)
             take(output)
 
-        with self._suspects.watch(mark, request.tenant_id, self.name) as is_tried:
+        with self.suspects.watch(mark, request.tenant_id, self.name) as is_tried:
             if is_tried:
                 await self._wait_alone(request.num_answers, deadline)
             while True:
                 try:
                     return await self.client.generate(request, note_and_take)
                 except EngineProves:  # the only engine may first end a proof that it serves alone
-                    if not self._is_only() or time.monotonic() >= deadline:
+                    if not self.is_only() or time.monotonic() >= deadline:
                         raise
                 await asyncio.sleep(_ALONE_S)
 
@@ -97,12 +89,12 @@ class PooledEngine:
         while True:
             stats = self.client.stats
             others = stats.running + stats.waiting if stats else 0
-            if not others and self._num_own(self.name) <= num_answers:
+            if not others and self.num_own(self.name) <= num_answers:
                 break
             if time.monotonic() >= deadline:
                 raise Suspected(RETRY_S)
             await asyncio.sleep(_ALONE_S)
-        self._suspects.is_alone = True
+        self.suspects.is_alone = True
 
     async def abort(self, request_id: str) -> None:
         await self.client.abort(request_id)
@@ -139,19 +131,19 @@ class PooledEngine:
         welcome, stats = self.client.welcome, self.client.stats
         if welcome is None or not self.client.is_ready:
             return "starting"
-        if welcome.base_revision != self._base_revision:
+        if welcome.base_revision != self.base_revision:
             return "of another model"
         return "leaving" if stats is not None and stats.is_leaving else "ready"
 
     @property
     def num_requests(self) -> float:
         """Requests at the engine: this gateway's exactly, other gateways' as an average."""
-        return self._num_own(self.name) + max(0.0, self._num_others)
+        return self.num_own(self.name) + max(0.0, self._num_others)
 
     def figures(self) -> EngineFigures:
         client = self.client
         stats = client.stats if client.is_ready else None
-        return EngineFigures(self.name, self.state, client.welcome, stats, self._num_own(self.name))
+        return EngineFigures(self.name, self.state, client.welcome, stats, self.num_own(self.name))
 
     def look(self) -> None:
         """Take in the engine's figures if they are new."""
@@ -161,9 +153,9 @@ class PooledEngine:
         if stats is None:
             self._num_others = 0.0
         else:
-            found = stats.running + stats.waiting - self._num_own(self.name)
+            found = stats.running + stats.waiting - self.num_own(self.name)
             self._num_others += (found - self._num_others) * _NEW_OTHERS
-            self._costs.note(self._seen, stats)
+            self.costs.note(self._seen, stats)
         self._seen = stats
 
     def take_death(self) -> bool:
@@ -185,7 +177,7 @@ class PooledEngine:
             num_requests=self.num_requests,
             seats=welcome.max_num_seqs,
             request_s=self._request_s,
-            load_s=self._costs.load_s(self._tier(adapter), adapter.size_bytes) if adapter else 0.0,
+            load_s=self.costs.load_s(self._tier(adapter), adapter.size_bytes) if adapter else 0.0,
             is_coming=adapter is not None and self._is_coming(adapter),
             prefill_s=num_tokens / speed,
         )
