@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -113,8 +113,8 @@ def build_core(
     layout = form.layout
     config = replace(config, sliding_window=model_config.sliding_window)
     group = RankGroup(config) if config.tensor_parallel_size > 1 else None
-    config, backend = _backend(config, model_config, form, group.ranks if group else None)
-    model_config = _at_length(config, model_config)
+    ranks = group.ranks if group else None
+    config, model_config, backend = _backend(config, model_config, form, ranks)
     adapters = _adapters(config, form, backend, group)
     used_share = model_config.used_share
     config = resolve_sum_ranks(config, layout, backend.weight_bytes, used_share)
@@ -227,30 +227,21 @@ def _grammars(config: EngineConfig, vocab_size: int) -> Grammars | None:
     return LlguidanceGrammars(path, vocab_size, config.eos_token_ids)
 
 
-@dataclass(frozen=True)
-class Rank:
-    """Parts of a rank that only computes. make_runner: makes a runner from its adapters' tables."""
+def build_rank(config: EngineConfig, ranks: Ranks) -> tuple[SlabFiller, Callable[[Tables], Runner]]:
+    """Build one of the ranks that `build_core` starts and that only compute: what fills its arena,
+    and a function that makes its runner from its adapters' tables.
 
-    filler: SlabFiller
-    make_runner: Callable[[Tables], Runner]
-
-
-def build_rank(config: EngineConfig, ranks: Ranks) -> Rank:
-    """Build one of the ranks that `build_core` starts. config: as the first rank resolved it.
-
-    Raises UnsupportedModel.
+    config: as the first rank resolved it. Raises UnsupportedModel.
     """
     model_config, form = _model(config)
-    config, backend = _backend(config, model_config, form, ranks)
+    config, _, backend = _backend(config, model_config, form, ranks)
     # Only the first rank counts for the engine; nobody reads this rank's meter.
     meter = TokenMeter(Path(config.data_dir) / "ranks" / f"meter-{ranks.shard.index}")
     num_slots = _num_swap_slots(config, form.layout)
     # One adapter is loaded at a time, and the first rank accepts none that is too large.
     host_bytes = min(config.host_cache_bytes or 0, form.layout.most_adapter_bytes)
-    return Rank(
-        SlabFiller(form, backend.slabs, backend.device, ranks.shard, host_bytes),
-        lambda tables: backend.make_runner(tables, meter, num_slots),
-    )
+    filler = SlabFiller(form, backend.slabs, backend.device, ranks.shard, host_bytes)
+    return filler, lambda tables: backend.make_runner(tables, meter, num_slots)
 
 
 def _model(config: EngineConfig) -> tuple[DecoderConfig, PackedForm]:
@@ -274,23 +265,22 @@ def _num_swap_slots(config: EngineConfig, layout: Layout) -> int:
 
 def _backend(
     config: EngineConfig, model_config: DecoderConfig, form: PackedForm, ranks: Ranks | None
-) -> tuple[EngineConfig, Backend]:
+) -> tuple[EngineConfig, DecoderConfig, Backend]:
+    """Make the backend, for the greatest length of a request. Raises UnsupportedModel."""
     _refuse_wishes(config)
-    if config.device == "cuda":
-        # This is imported here, since without a GPU there is no Triton either.
-        from engine.gpu.backend import gpu_backend
-
-        config = resolve_max_model_len(config, model_config)
-        return config, gpu_backend(config, _at_length(config, model_config), form, ranks)
-    assert config.arena_bytes is not None
-    num_tokens = config.arena_bytes // form.layout.slab_bytes * form.layout.block_size
+    num_tokens = None
+    if config.device == "cpu":
+        assert config.arena_bytes is not None, "not resolved yet"
+        num_tokens = config.arena_bytes // form.layout.slab_bytes * form.layout.block_size
     config = resolve_max_model_len(config, model_config, num_tokens)
-    return config, cpu_backend(config, _at_length(config, model_config), form, ranks)
+    assert config.max_model_len is not None, "just resolved"
+    model_config = model_config.at_length(config.max_model_len)
+    if config.device == "cpu":
+        return config, model_config, cpu_backend(config, model_config, form, ranks)
+    # This is imported here, since without a GPU there is no Triton either.
+    from engine.gpu.backend import gpu_backend
 
-
-def _at_length(config: EngineConfig, model_config: DecoderConfig) -> DecoderConfig:
-    assert config.max_model_len is not None, "not resolved yet"
-    return model_config.at_length(config.max_model_len)
+    return config, model_config, gpu_backend(config, model_config, form, ranks)
 
 
 def _refuse_wishes(config: EngineConfig) -> None:

@@ -96,7 +96,7 @@ def main() -> None:
     shard = Shard(index, config.tensor_parallel_size)
     try:
         ranks = TorchRanks(shard, config_path.parent / "store", config.device)
-        rank = build_rank(config, ranks)
+        filler, make_runner = build_rank(config, ranks)
     except UnsupportedModel as error:
         logger.error("%s", error)
         sys.exit(os.EX_CONFIG)
@@ -105,9 +105,9 @@ def main() -> None:
     except Exception as error:
         logger.exception("the rank cannot be started: %s: %s", type(error).__name__, error)
         sys.exit(os.EX_DATAERR)
-    adapters = PlacedAdapters(rank.filler, Path(config.adapter_cache_dir))
+    adapters = PlacedAdapters(filler, Path(config.adapter_cache_dir))
     threading.Thread(target=_place, args=(adapters, orders, placements), daemon=True).start()
-    runner = rank.make_runner(adapters.tables)
+    runner = make_runner(adapters.tables)
     num_under_way = 0
     while True:
         try:
