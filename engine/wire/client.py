@@ -20,13 +20,9 @@ from engine.wire.messages import (
     AbortRequests,
     AddRequest,
     EngineStats,
-    ExtendLease,
-    ForgetDrafts,
     Heartbeat,
     Hello,
     LeaseLow,
-    PinAdapters,
-    Prefetch,
     ProofResult,
     ProveAdapter,
     ReadJournal,
@@ -79,7 +75,7 @@ class EngineClient:
 
     on_end: called when the journal may have records to settle: for a new connection, for every
     request that ended, and with figures that say so, as another gateway's requests end as well.
-    on_lease_low: called when a request is about to use up its lease; see `extend_lease`.
+    on_lease_low: called when a request is about to use up its lease; see ExtendLease.
     on_service: called with the service that this engine gave to tenants, for the other engines.
 
     Raises TcpError for a TCP address to which no safe connection is possible.
@@ -137,25 +133,19 @@ class EngineClient:
             request.first_token_timeout_s + _FIRST_TOKEN_LATE_S, delivery.fail_unless_begun
         )
         try:
-            await self._send(request)
+            await self.tell(request)
             await delivery.ended
         finally:
             late.cancel()
             first_late.cancel()
             del self._deliveries[request.request_id]
             if not delivery.has_last:
-                await self.abort(request.request_id)
+                await self.tell(AbortRequests(request_ids=(request.request_id,)))
 
-    async def abort(self, request_id: str) -> None:
-        await self._send(AbortRequests(request_ids=(request_id,)))
-
-    async def extend_lease(self, request_id: str, token_lease: int) -> None:
-        """Tell the engine that the hold now covers `token_lease` completion tokens in total."""
-        await self._send(ExtendLease(request_id=request_id, token_lease=token_lease))
-
-    async def tell(self, message: Prefetch | PinAdapters | ForgetDrafts | TenantService) -> None:
-        """Tell the engine something that it does not answer."""
-        await self._send(message)
+    async def tell(self, message: object) -> None:
+        """Send the engine a message, unless it is gone: then it has no requests to abort either."""
+        if self._connection and self.is_ready:
+            await self._connection.send(message)
 
     async def prove(self, adapter: AdapterRef, object_path: Path, *, alone: bool) -> Proof:
         """Have the engine prove an adapter; see ProveAdapter. Raises EngineDeadError, and
@@ -183,7 +173,7 @@ class EngineClient:
             raise EngineAwayError("the engine is starting")
         waiter = self._answers[ask_id] = asyncio.get_running_loop().create_future()
         try:
-            await self._send(message)
+            await self.tell(message)
             return await asyncio.wait_for(waiter, timeout_s)
         except TimeoutError:
             raise EngineDeadError("the engine does not answer") from None
@@ -209,11 +199,6 @@ class EngineClient:
                     self._lose_engine()
                     self._connection.close()
                 await asyncio.sleep(_RECONNECT_S)
-
-    async def _send(self, message: object) -> None:
-        # Nothing is sent to an engine that is gone, which has no requests to abort either.
-        if self._connection and self.is_ready:
-            await self._connection.send(message)
 
     def _lose_engine(self) -> None:
         """Note that the engine is gone, and end everything that waits for it."""
@@ -289,7 +274,6 @@ class _Connection:
         if endpoint.is_remote:
             guard(socket, endpoint)
         self._endpoint = endpoint
-        self._raw = socket
         self._socket = ReadySocket(socket)
         self._sending = asyncio.Lock()
         socket.connect(endpoint.address)
@@ -313,7 +297,6 @@ class _Connection:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
-        self._raw.disable_monitor()
         self._monitor.close()
         self._socket.close()
 

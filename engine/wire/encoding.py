@@ -101,16 +101,12 @@ class Numbering:
     """Numbers of the messages of one connection, in both directions."""
 
     def __init__(self) -> None:
-        self._sent = 0
-        self._received = 0
-
-    @property
-    def num_received(self) -> int:
-        return self._received
+        self.num_received = 0
+        self._num_sent = 0
 
     def encode(self, message: object) -> bytes:
-        frame = encode(self._sent, message)
-        self._sent += 1
+        frame = encode(self._num_sent, message)
+        self._num_sent += 1
         return frame
 
     def decode(self, frame: bytes) -> object:
@@ -121,9 +117,9 @@ class Numbering:
 
     def accept(self, number: int) -> None:
         """Note that a message with this number has come. Raises WireError."""
-        if number != self._received:
-            raise WireError(f"message {number} came where {self._received} was due")
-        self._received += 1
+        if number != self.num_received:
+            raise WireError(f"message {number} came where {self.num_received} was due")
+        self.num_received += 1
 
 
 def write_vocabulary(path: Path, vocabulary: Sequence[bytes]) -> None:

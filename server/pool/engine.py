@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from engine.errors import EngineProves
 from engine.wire.client import EngineClient
 from engine.wire.delivery import Take
-from engine.wire.messages import AddRequest, EngineStats, Prefetch, RequestOutput, Residency, Tier
+from engine.wire.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineStats,
+    ExtendLease,
+    Prefetch,
+    RequestOutput,
+    Residency,
+    Tier,
+)
 from engine.wire.records import JournalRecords
 from registry.ref import AdapterRef
 from server.pool.control_files import Member
@@ -97,10 +106,10 @@ class PooledEngine:
         self.suspects.is_alone = True
 
     async def abort(self, request_id: str) -> None:
-        await self.client.abort(request_id)
+        await self.client.tell(AbortRequests(request_ids=(request_id,)))
 
     async def extend_lease(self, request_id: str, token_lease: int) -> None:
-        await self.client.extend_lease(request_id, token_lease)
+        await self.client.tell(ExtendLease(request_id=request_id, token_lease=token_lease))
 
     async def prefetch(self, tenant_id: str, adapter: AdapterRef) -> None:
         self._expected[adapter.object_key] = time.monotonic() + _EXPECTED_S
