@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,10 +21,9 @@ from engine.errors import UnsupportedModel
 from engine.journal.files import JournalGone
 from engine.journal.lines import JournalCorrupt
 from engine.leaving import Leaving
-from engine.process import EngineProcess, engine_identity, lock_directory
+from engine.process import EngineProcess, engine_identity, lock_directory, welcome_of
 from engine.scheduling.scheduler import ArenaTooSmall
 from engine.wire.encoding import read_vocabulary
-from engine.wire.messages import Welcome
 from lora import log_lines
 from lora.beat import Beat
 
@@ -69,17 +69,10 @@ def serve(config: EngineConfig, beat: Beat) -> None:
         except Exception as error:
             logger.exception("the model cannot be started: %s: %s", type(error).__name__, error)
             sys.exit(os.EX_DATAERR)
-        assert config.max_model_len is not None
-        welcome = Welcome(
-            engine_id=engine_id,
-            epoch=epoch,
-            base_revision=config.base_revision,
-            max_model_len=config.max_model_len,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            device=config.device,
-            dtype=config.dtype,
-            tensor_parallel_size=config.tensor_parallel_size,
+        welcome = replace(
+            welcome_of(config, engine_id, epoch),
             block_size=core.scheduler.layout.block_size,
+            tensor_parallel_size=config.tensor_parallel_size,
         )
         EngineProcess(core, welcome, config, Leaving(config.leave_timeout_s), beat).run()
 

@@ -90,6 +90,23 @@ def engine_identity(directory: Path) -> tuple[str, int]:
     return engine_id, int(epoch) + 1
 
 
+def welcome_of(config: EngineConfig, engine_id: str, epoch: int) -> Welcome:
+    """The greeting of an engine, as far as its settings tell it.
+
+    A length that is not set depends on the engine's memory. Gateways divide by the number of
+    sequences, also until they have heard that an engine takes nothing.
+    """
+    return Welcome(
+        engine_id=engine_id,
+        epoch=epoch,
+        base_revision=config.base_revision,
+        max_model_len=config.max_model_len or 0,
+        max_num_seqs=config.max_num_seqs or 1,
+        device=config.device,
+        dtype=config.dtype,
+    )
+
+
 class Core(Protocol):
     """Interface of what a process serves: an engine, or the journal of a retired one.
 

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -19,8 +20,8 @@ from engine.core import Busy, FromGateway
 from engine.journal.journal import Journal
 from engine.journal.lines import JournalCorrupt
 from engine.leaving import Leaving, mark_settled
-from engine.process import Core, EngineProcess, engine_identity, lock_directory
-from engine.wire.messages import EngineStats, ReadJournal, Welcome
+from engine.process import Core, EngineProcess, engine_identity, lock_directory, welcome_of
+from engine.wire.messages import EngineStats, ReadJournal
 from engine.wire.records import JournalRecords
 from lora import log_lines
 from lora.beat import Beat
@@ -105,17 +106,7 @@ def main() -> None:
             logger.error("%s. Its usage cannot be billed; see %s", error, data_dir)
             sys.exit(os.EX_DATAERR)
         core = RetiredCore(journal, config.hold_lifetime_s + VOIDING_S)
-        welcome = Welcome(
-            engine_id=engine_id,
-            epoch=epoch,
-            base_revision=config.base_revision,
-            # An unset length depended on the engine's memory, which is gone. Gateways divide by
-            # the number of sequences until they have heard that this engine takes nothing.
-            max_model_len=config.max_model_len or 0,
-            max_num_seqs=config.max_num_seqs or 1,
-            device="none",
-            dtype="none",
-        )
+        welcome = replace(welcome_of(config, engine_id, epoch), device="none", dtype="none")
         EngineProcess(core, welcome, config, Retirement(), beat).run()
         if core.is_settled:
             logger.info("all of %s is settled", engine_id)

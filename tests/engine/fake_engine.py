@@ -18,12 +18,11 @@ from engine.core import EngineCore
 from engine.drafts.speculation import Drafter, Speculation
 from engine.journal.journal import Journal
 from engine.leaving import Leaving
-from engine.process import EngineProcess, engine_identity, lock_directory
+from engine.process import EngineProcess, engine_identity, lock_directory, welcome_of
 from engine.scheduling.scheduler import Scheduler
 from engine.steps import times as step_times
 from engine.steps.meter import TokenMeter
 from engine.wire.encoding import read_vocabulary
-from engine.wire.messages import Welcome
 from lora.arena import Arena
 from lora.beat import SILENCE_S, Beat
 from lora.manager import AdapterManager
@@ -87,15 +86,7 @@ def serve(
             max_unsettled=config.max_unsettled_records,
             residency_interval_s=config.residency_interval_s,
         )
-        welcome = Welcome(
-            engine_id=engine_id,
-            epoch=epoch,
-            base_revision=config.base_revision,
-            max_model_len=config.max_model_len,
-            max_num_seqs=config.max_num_seqs,
-            device="fake",
-            dtype="float32",
-        )
+        welcome = replace(welcome_of(config, engine_id, epoch), device="fake")
         EngineProcess(
             core, welcome, config, Leaving(config.leave_timeout_s), Beat.inherited(silence_s)
         ).run()
