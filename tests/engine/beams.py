@@ -5,6 +5,9 @@ It searches up to the greatest length in any case, and keeps every beam that has
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from engine.wire.messages import AddRequest
+from tests.engine.fakes import EOS, adapter_of, fake_told
+
 Propose = Callable[[Sequence[int]], Iterable[tuple[int, float]]]
 """The likeliest tokens after those of an answer, with their logprobs, the likeliest first."""
 
@@ -39,3 +42,19 @@ def vllm_beams(
         beams = [beam for beam in longer if beam[0][-1] not in ends][:width]
     done += [(score(total, len(tokens)), (tokens, total, "length")) for tokens, total in beams]
     return [answer for _, answer in sorted(done, key=lambda it: -it[0])[:width]]
+
+
+def expected_beams(
+    message: AddRequest, longest: int, window: int | None = None, invocation: Sequence[int] = ()
+) -> list[tuple[list[int], str]]:
+    """Tokens and finish reasons of the n answers that a beam search gives."""
+    prompt, params = message.prompt_token_ids, message.sampling_params
+    adapter = adapter_of(message, invocation)
+
+    def propose(tokens: Sequence[int]) -> Sequence[tuple[int, float]]:
+        history = (*prompt, *tokens)[-(window or longest + len(prompt)) :]
+        return fake_told(0, 2 * params.n, history, *adapter).top
+
+    ends = () if params.ignore_eos else (EOS,)
+    best = vllm_beams(propose, len(prompt), params.n, longest, ends, params.length_penalty)
+    return [(tokens, reason) for tokens, _, reason in best]

@@ -37,7 +37,6 @@ from lora.layout import Layout, ModelShape
 from lora.loads import Fetched, Loaded, Placed, Read
 from lora.manager import AdapterManager
 from registry.ref import AdapterRef
-from tests.engine.beams import vllm_beams
 
 if TYPE_CHECKING:
     # This module imports torch, which would cost every process of a fake engine 2 s.
@@ -49,8 +48,6 @@ SHAPE = ModelShape(
     num_layers=2, hidden_size=64, intermediate_size=128, num_heads=4, num_kv_heads=2, head_dim=16
 )
 LAYOUT = Layout.of(SHAPE, itemsize=4)
-
-
 TIERS = {Fetched: "disk", Read: "host", Placed: "device"}
 """Tier that an adapter has reached, by the type of the loader's report."""
 
@@ -265,9 +262,8 @@ class FakeRunner:
         batch = self._launched.popleft()
         assert not batch.is_constrained or batch.step in self._choices, "it has not chosen yet"
         self._masks = self._choices.pop(batch.step, {})
-        touched = {block_id for block_id, _ in batch.copies} | {block for _, block in batch.copies}
-        sources = {block_id for block_id, _ in batch.copies}
-        assert len(touched) - len(sources) == len(batch.copies), "copies depend on their order"
+        written = {target for _, target in batch.copies} - {source for source, _ in batch.copies}
+        assert len(written) == len(batch.copies), "copies depend on their order"
         for source, target in batch.copies:
             self.slabs[target] = dict(self.slabs[source])
         for transfer in batch.transfers:
@@ -387,10 +383,6 @@ class FakeLoader:
         self.is_on_disk = False
         self.on_place: Callable[[Sequence[int]], None] = lambda slabs: None
 
-    @property
-    def num_fetches(self) -> int:
-        return len(self.fetched)
-
     def fetch(self, ref: AdapterRef) -> None:
         self.fetched.append(ref.object_key)
         self._begin(Fetched(ref.object_key, host_bytes=ref.size_bytes, was_there=self.is_on_disk))
@@ -449,31 +441,24 @@ def make_message(
     adapter: AdapterRef | None = None,
     tenant_id: str = "t1",
     token_lease: int | None = None,
-    deadline_s: float = 120.0,
-    cache_salt: str = "",
-    weight: float = 1.0,
-    priority: int = 0,
     n: int = 1,
     prompt: Sequence[int] | None = None,
-    grammar: str = "",
-    **sampling: object,
+    **fields: object,
 ) -> AddRequest:
+    """A request with these fields of AddRequest, or of its sampling parameters."""
     if prompt is None:
-        prompt = (list(hashlib.blake2b(request_id.encode(), digest_size=32).digest()) * 64)[
-            :prompt_len
-        ]
+        prompt = (hashlib.blake2b(request_id.encode(), digest_size=32).digest() * 64)[:prompt_len]
+    own = {
+        name: fields.pop(name) for name in fields.keys() & AddRequest.__dataclass_fields__.keys()
+    }
     return AddRequest(
         request_id=request_id,
         tenant_id=tenant_id,
         prompt_token_ids=tuple(prompt),
-        sampling_params=SamplingParams(max_tokens=max_tokens, n=n, temperature=0.0, **sampling),  # type: ignore[arg-type]
+        sampling_params=SamplingParams(max_tokens=max_tokens, n=n, temperature=0.0, **fields),  # type: ignore[arg-type]
         token_lease=n * max_tokens if token_lease is None else token_lease,
-        cache_salt=cache_salt,
-        weight=weight,
-        priority=priority,
-        deadline_s=deadline_s,
         adapter=adapter,
-        grammar=grammar,
+        **{"deadline_s": 120.0, **own},  # type: ignore[arg-type]
     )
 
 
@@ -550,7 +535,7 @@ def expected_tokens(
     invocation: the adapter's invocation tokens, if it is an activated LoRA; the prompt holds them.
     """
     history = list(message.prompt_token_ids)
-    digest, start = _adapter_of(message, invocation)
+    digest, start = adapter_of(message, invocation)
     matcher = FakeMatcher(message.grammar)
     for _ in range(message.sampling_params.max_tokens):
         token = fake_token(history[-(window or len(history)) :], digest, start)
@@ -561,22 +546,6 @@ def expected_tokens(
     return history[len(message.prompt_token_ids) :]
 
 
-def expected_beams(
-    message: AddRequest, longest: int, window: int | None = None, invocation: Sequence[int] = ()
-) -> list[tuple[list[int], str]]:
-    """Tokens and finish reasons of the n answers that a beam search gives."""
-    prompt, params = message.prompt_token_ids, message.sampling_params
-    adapter = _adapter_of(message, invocation)
-
-    def propose(tokens: Sequence[int]) -> Sequence[tuple[int, float]]:
-        history = (*prompt, *tokens)[-(window or longest + len(prompt)) :]
-        return fake_told(0, 2 * params.n, history, *adapter).top
-
-    ends = () if params.ignore_eos else (EOS,)
-    best = vllm_beams(propose, len(prompt), params.n, longest, ends, params.length_penalty)
-    return [(tokens, reason) for tokens, _, reason in best]
-
-
 def expected_prompt_logprobs(
     message: AddRequest, window: int | None = None, invocation: Sequence[int] = ()
 ) -> list[TokenLogprobs]:
@@ -584,14 +553,14 @@ def expected_prompt_logprobs(
     prompt, most = message.prompt_token_ids, message.sampling_params.prompt_logprobs
     if most is None:
         return []
-    adapter = _adapter_of(message, invocation)
+    adapter = adapter_of(message, invocation)
     return [
         fake_told(prompt[end], most, prompt[max(0, end - (window or end)) : end], *adapter)
         for end in range(1, len(prompt))
     ]
 
 
-def _adapter_of(message: AddRequest, invocation: Sequence[int]) -> tuple[str | None, int]:
+def adapter_of(message: AddRequest, invocation: Sequence[int]) -> tuple[str | None, int]:
     """Digest of the request's adapter, and the position where the adapter starts."""
     prompt, length = message.prompt_token_ids, len(invocation)
     starts = [i for i in range(len(prompt)) if prompt[i : i + length] == tuple(invocation)]

@@ -13,11 +13,10 @@ from engine.scheduling.beam_search import BeamSearch
 from engine.scheduling.outputs import Ending
 from engine.steps.batch import BAD_LOGITS, StepTokens
 from engine.wire.messages import ExtendLease, LeaseLow, SamplingParams, TokenLogprobs
-from tests.engine.beams import vllm_beams
+from tests.engine.beams import expected_beams, vllm_beams
 from tests.engine.fakes import (
     EOS,
     FakeClock,
-    expected_beams,
     make_adapter,
     make_core,
     make_message,

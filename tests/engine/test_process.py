@@ -63,11 +63,10 @@ def write_config(directory, **changes):
     return path
 
 
-def start_engine(config_path, step_s=0.0):
+def start_engine(config_path, step_s=0.0, stderr=None):
     env = os.environ | {"FAKE_STEP_S": str(step_s)}
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.engine.fake_engine", str(config_path)], env=env
-    )
+    command = [sys.executable, "-m", "tests.engine.fake_engine", str(config_path)]
+    return subprocess.Popen(command, stderr=stderr, env=env)
 
 
 async def wait_until(condition):
@@ -77,8 +76,10 @@ async def wait_until(condition):
 
 
 @asynccontextmanager
-async def connected(directory, **options):
-    client = EngineClient(Endpoint.of_socket(directory / "engine" / "engine.sock"), **options)
+async def connected(directory=None, endpoint=None, **options):
+    """A client of the engine in a directory, or at an endpoint."""
+    endpoint = endpoint or Endpoint.of_socket(directory / "engine" / "engine.sock")
+    client = EngineClient(endpoint, **options)
     await client.start()
     try:
         await wait_until(lambda: client.is_ready)
@@ -304,7 +305,7 @@ def test_an_engine_ends_the_requests_of_a_silent_gateway_and_then_itself(engine,
             assert journal.records[0].stop_cause == "gateway_lost"
             assert journal.records[0].num_completion_tokens > 0
             # The engine answers the gateway's next message by saying that it no longer knows it.
-            await silent._send(Heartbeat())
+            await silent.tell(Heartbeat())
             with pytest.raises(EngineDeadError):
                 await drain(stream)
             await wait_until(lambda: silent.is_ready)

@@ -11,11 +11,11 @@ from hypothesis.strategies import booleans, composite, integers, sampled_from
 
 from engine.requests.request import PENDING_TOKEN
 from engine.steps.batch import StepTokens
+from tests.engine.beams import expected_beams
 from tests.engine.fake_draft_model import FakeDraftModel, speculating
 from tests.engine.fakes import (
     FakeDrafter,
     FakeLoader,
-    expected_beams,
     expected_prompt_logprobs,
     expected_tokens,
     make_adapter,

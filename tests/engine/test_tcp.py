@@ -1,11 +1,8 @@
 """Engines on other machines: only holders of the pool's keys can communicate."""
 
 import asyncio
-import os
 import subprocess
-import sys
 import time
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,15 @@ from engine.wire.endpoint import Endpoint
 from engine.wire.messages import Hello
 from engine.wire.tcp import TcpError, check, listen
 from tests.engine.fakes import expected_tokens, make_message
-from tests.engine.test_process import START_S, collect, make_config, wait_until, write_config
+from tests.engine.test_process import (
+    START_S,
+    collect,
+    connected,
+    make_config,
+    start_engine,
+    wait_until,
+    write_config,
+)
 
 SERVER, CLIENT, OTHER = ([key.decode() for key in zmq.curve_keypair()] for _ in range(3))
 
@@ -36,8 +41,7 @@ def engine(tmp_path):
         config_path = write_config(tmp_path, **given | changes)
         address_path = tmp_path / "engine" / "address"
         address_path.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "tests.engine.fake_engine", str(config_path)]
-        started.append(subprocess.Popen(command, stderr=subprocess.PIPE, env=dict(os.environ)))
+        started.append(start_engine(config_path, stderr=subprocess.PIPE))
         deadline = time.monotonic() + START_S
         while not address_path.exists() and started[-1].poll() is None:
             assert time.monotonic() < deadline
@@ -52,15 +56,8 @@ def engine(tmp_path):
         process.stderr.close()
 
 
-@asynccontextmanager
-async def connected(address):
-    client = EngineClient(Endpoint(address, SERVER[0], CLIENT[1]))
-    await client.start()
-    try:
-        await wait_until(lambda: client.is_ready)
-        yield client
-    finally:
-        await client.close()
+def of_pool(address):
+    return Endpoint(address, SERVER[0], CLIENT[1])
 
 
 def ask(address, keys=None, timeout_ms=700):
@@ -85,7 +82,8 @@ def ask(address, keys=None, timeout_ms=700):
 
 def test_requests_and_large_messages_cross_machines(engine):
     async def run():
-        async with connected(engine(max_num_batched_tokens=512)) as client:
+        address = engine(max_num_batched_tokens=512)
+        async with connected(endpoint=of_pool(address)) as client:
             long, short = make_message("long", 500, 10), make_message("short", 9, 40)
             assert await asyncio.gather(collect(client, long), collect(client, short)) == [
                 expected_tokens(long), expected_tokens(short),
@@ -101,7 +99,7 @@ def test_an_engine_that_comes_back_at_its_address_is_found_again(engine):
     address = engine()
 
     async def run():
-        async with connected(address) as client:
+        async with connected(endpoint=of_pool(address)) as client:
             first = client.welcome.epoch
             assert engine(listen=address) == address
             while not client.is_ready or client.welcome.epoch == first:
@@ -125,7 +123,7 @@ def test_a_gateway_speaks_to_no_other_engine_than_the_pools(engine):
     address = engine(server_key=OTHER[1])
 
     async def run():
-        client = EngineClient(Endpoint(address, SERVER[0], CLIENT[1]))
+        client = EngineClient(of_pool(address))
         await client.start()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(wait_until(lambda: client.is_ready), 1.0)

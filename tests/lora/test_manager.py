@@ -51,14 +51,14 @@ def test_a_prefetch_takes_no_slabs_and_a_tenant_has_only_so_many_under_way(
         manager.prefetch(make_adapter(name), "greedy")
     manager.prefetch(make_adapter("e"), "modest")
     manager.poll()
-    assert loader.num_fetches == 3
+    assert len(loader.fetched) == 3
     for _ in range(4):
         finish(manager, loader, 10)
     assert manager.arena.num_free == 8
     assert [tier(manager, make_adapter(name)) for name in "abe"] == [last_tier] * 3
     manager.prefetch(make_adapter("c"), "greedy")
     manager.poll()
-    assert loader.num_fetches == 4, "what has come counts no more"
+    assert len(loader.fetched) == 4, "what has come counts no more"
 
 
 def test_a_prefetch_of_what_was_on_disk_looks_whether_it_still_is():
@@ -67,7 +67,7 @@ def test_a_prefetch_of_what_was_on_disk_looks_whether_it_still_is():
         manager.prefetch(make_adapter(), "t")
         manager.poll()
         finish(manager, loader)
-        assert (tier(manager, make_adapter()), loader.num_fetches) == ("disk", count)
+        assert (tier(manager, make_adapter()), len(loader.fetched)) == ("disk", count)
 
 
 def test_a_load_that_nobody_waits_for_any_more_is_dropped():
@@ -80,7 +80,7 @@ def test_a_load_that_nobody_waits_for_any_more_is_dropped():
         manager.leave(ref.object_key, f"r{arrival}")
     finish(manager, loader)
     assert [tier(manager, ref) for ref in (under_way, in_line)] == ["remote", "remote"]
-    assert loader.num_fetches == 1
+    assert len(loader.fetched) == 1
 
 
 def test_a_load_goes_on_for_whoever_still_waits():
@@ -92,7 +92,7 @@ def test_a_load_goes_on_for_whoever_still_waits():
     manager.leave(ref.object_key, "one")
     for _ in range(2):
         finish(manager, loader)
-    assert (tier(manager, ref), loader.num_fetches) == ("host", 1)
+    assert (tier(manager, ref), len(loader.fetched)) == ("host", 1)
 
 
 def test_what_is_lost_on_its_way_into_the_arena_gives_its_slabs_back_and_comes_again():
