@@ -5,8 +5,6 @@ import json
 from array import array
 from collections.abc import Sequence
 
-from engine.wire.messages import AddRequest
-
 
 class BlockHasher:
     """Chained block hashes: 16 bytes over the previous hash, the scope, and the block's tokens.
@@ -30,14 +28,9 @@ class BlockHasher:
         self._public_prefixes = tuple(tuple(prefix) for prefix in public_prefixes)
         self._public = _scope(base=base_revision, public=True)
 
-    def scope(self, message: AddRequest) -> bytes:
-        """Scope of a request's private blocks, with its adapter."""
-        digest = message.adapter.digest if message.adapter else None
-        return _scope(base=self.base_revision, adapter=digest, salt=message.cache_salt)
-
-    def base_scope(self, message: AddRequest) -> bytes:
-        """Scope of a request's private blocks that do not depend on its adapter."""
-        return _scope(base=self.base_revision, adapter=None, salt=message.cache_salt)
+    def scope(self, salt: str, digest: str | None) -> bytes:
+        """Scope of a tenant's private blocks.   digest: of the adapter that they depend on."""
+        return _scope(base=self.base_revision, adapter=digest, salt=salt)
 
     def num_public_blocks(self, prompt: Sequence[int]) -> int:
         """Number of whole blocks at the start of the prompt that also start a public prefix."""

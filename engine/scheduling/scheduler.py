@@ -143,8 +143,8 @@ class Scheduler:
                 index,
                 arrival=self._num_arrivals,
                 seed=(seed + number * _SEED_STEP) & _MASK,
-                base_scope=self.hasher.base_scope(message),
-                scope=self.hasher.scope(message),
+                base_scope=self.hasher.scope(message.cache_salt, None),
+                scope=self.hasher.scope(message.cache_salt, group.digest),
                 num_public_blocks=self.hasher.num_public_blocks(prompt.token_ids),
                 stops=StopMatcher(params.stop, words, params.include_stop_str_in_output),
             )
