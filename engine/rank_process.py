@@ -24,7 +24,7 @@ from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
 from engine.models.ranks import TorchRanks
 from engine.ranks.batch_row import decode, digest_of
-from engine.ranks.group import FAILURES, PLACED
+from engine.ranks.group import EVICTED, LOST, PLACED, UNAVAILABLE
 from engine.ranks.int_channel import ChannelClosed, IntChannel
 from lora import log_lines
 from lora.batch import DeviceTables
@@ -54,7 +54,9 @@ class PlacedAdapters:
         return int(key), self._tables[key]
 
     def place(self, number: int, digest: str, slabs: list[int]) -> int:
-        """Read an adapter's shard into `slabs`; return PLACED, or an index into FAILURES."""
+        """Read an adapter's shard into `slabs`; return PLACED, or the failure's place in
+        FAILURES.
+        """
         for slab in slabs:
             self._tables.pop(self._owners.pop(slab, ""), None)
         path = packed_path(self._cache_dir, digest, self._filler.form.form_id)
@@ -66,19 +68,17 @@ class PlacedAdapters:
             finally:
                 self._filler.release(packed)
         except FileNotFoundError:
-            kind = "evicted"
+            return EVICTED
         except AdapterError as error:
             logger.warning("%s", error)
-            kind = "lost"
+            return LOST
         except (OSError, MemoryError, RuntimeError) as error:
             # torch raises RuntimeError when there is no memory.
             logger.warning("%s", error)
-            kind = "unavailable"
-        else:
-            self._owners |= dict.fromkeys(slabs, str(number))
-            self._tables[str(number)] = tables
-            return PLACED
-        return next(code for code, failure in enumerate(FAILURES) if failure.kind == kind)
+            return UNAVAILABLE
+        self._owners |= dict.fromkeys(slabs, str(number))
+        self._tables[str(number)] = tables
+        return PLACED
 
 
 def main() -> None:

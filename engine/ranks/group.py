@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _PLACE_TIMEOUT_S = 60.0
 """Longest time that a rank may take to read an adapter's shard from the disk."""
 
-PLACED = -1
+PLACED, EVICTED, LOST, UNAVAILABLE = range(-1, 3)
 FAILURES: tuple[Failure, ...] = (
     Failure("evicted", "another rank found its packed file gone"),
     Failure("lost", "another rank found its packed file damaged"),
