@@ -38,17 +38,6 @@ from engine.wire.records import EndRecord, JournalRecords, ResidencyItem
 from lora.beat import Beat
 from lora.residency_meter import Stay
 
-FromGateway = (
-    AddRequest
-    | AbortRequests
-    | ExtendLease
-    | Prefetch
-    | PinAdapters
-    | ProveAdapter
-    | ForgetDrafts
-    | ReadJournal
-    | TenantService
-)
 ToGateway = StepOutputs | LeaseLow | JournalRecords | ProofResult
 
 Busy = Callable[[str, float], AbstractContextManager[None]]
@@ -158,8 +147,8 @@ class EngineCore:
         if batch.is_constrained:
             self.runner.choose(self.scheduler.constrain())
 
-    def handle(self, gateway_id: str, message: FromGateway) -> list[tuple[str, ToGateway]]:
-        """Handle one message, and return the immediate answers to it."""
+    def handle(self, gateway_id: str, message: object) -> list[tuple[str, ToGateway]]:
+        """Handle one message of a gateway, and return the immediate answers to it."""
         match message:
             case AddRequest():
                 reason = PROVING if self.proofs.is_alone else self._accept(message, gateway_id)

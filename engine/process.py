@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from engine.config import EngineConfig
-from engine.core import Busy, FromGateway, ToGateway
+from engine.core import Busy, ToGateway
 from engine.gateways import Gateways
 from engine.journal.files import JournalGone
 from engine.leaving import Leaving, forget_settled, refusal
@@ -130,7 +130,7 @@ class Core(Protocol):
         """Run one step, if there is any, and announce with `busy` whatever may take long."""
         ...
 
-    def handle(self, gateway_id: str, message: FromGateway) -> Sequence[tuple[str, ToGateway]]: ...
+    def handle(self, gateway_id: str, message: object) -> Sequence[tuple[str, ToGateway]]: ...
 
     def take_stats(self) -> EngineStats: ...
 
@@ -241,7 +241,7 @@ class EngineProcess:
             self.core.check_integrity()
 
     def _take(self, gateway_id: str, message: object) -> None:
-        """Answer a message of a gateway. A heartbeat has no answer."""
+        """Answer a message of a gateway."""
         answers: Sequence[tuple[str, object]] = ()
         if isinstance(message, Hello):
             greeting = [self.welcome, self._stats(), *self.core.all_residency()]
@@ -250,7 +250,7 @@ class EngineProcess:
             answers = [(gateway_id, refusal(message, LEAVING))]
         elif self._leaving.refuses and isinstance(message, ProveAdapter):
             pass  # Nothing was found out about its adapter.
-        elif isinstance(message, FromGateway):
+        else:
             answers = self.core.handle(gateway_id, message)
         for receiver, answer in answers:
             self._gateways.send(receiver, answer)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.core import Busy, FromGateway
+from engine.core import Busy
 from engine.journal.journal import Journal
 from engine.journal.lines import JournalCorrupt
 from engine.leaving import Leaving, mark_settled
@@ -55,7 +55,7 @@ class RetiredCore(Core):
         self.journal.make_room()
         return []
 
-    def handle(self, gateway_id: str, message: FromGateway) -> list[tuple[str, JournalRecords]]:
+    def handle(self, gateway_id: str, message: object) -> list[tuple[str, JournalRecords]]:
         if not isinstance(message, ReadJournal):
             return []
         answer = self.journal.answer(message)

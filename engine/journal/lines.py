@@ -55,7 +55,6 @@ class OtherJournalVersion(JournalCorrupt):
     """A segment's records have another version."""
 
     def __init__(self, found: object) -> None:
-        self.found = found
         super().__init__(
             f"the journal has version {found}, and this build reads version {JOURNAL_VERSION}: let "
             "the release that wrote it settle it"

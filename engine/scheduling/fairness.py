@@ -125,7 +125,6 @@ class VirtualTokenCounters(Policy):
     def __init__(self, clock: Callable[[], float]) -> None:
         self.counters: OrderedDict[str, float] = OrderedDict()
         self._clock = clock
-        self._patience_s = _PATIENCE_S
         self._backlogged: set[str] = set()
         self._last_backlogged: str | None = None
         self._level = 0.0  # the least counter of a backlogged tenant
@@ -206,7 +205,7 @@ class VirtualTokenCounters(Policy):
         self._level = self.counters[least]
         self._elsewhere.pop(least, None)
         for tenant_id, unserved_since in self._unserved_since.items():
-            is_overdue = self._now - unserved_since >= self._patience_s
+            is_overdue = self._now - unserved_since >= _PATIENCE_S
             if is_overdue and (service := self._elsewhere.pop(tenant_id, 0.0)):
                 self.counters[tenant_id] = max(self.counters[tenant_id] - service, self._level)
 

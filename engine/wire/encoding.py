@@ -69,7 +69,6 @@ class OtherWireVersion(WireError):
     """The peer's messages have another version."""
 
     def __init__(self, found: int) -> None:
-        self.found = found
         super().__init__(
             f"its messages have version {found}, and this build reads version {WIRE_VERSION}: run "
             "gateways and engines of one release"

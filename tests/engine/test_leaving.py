@@ -269,9 +269,3 @@ def test_a_retired_engine_that_is_stopped_before_its_end_is_not_settled(engine, 
             assert not is_settled(tmp_path / "engine"), "an engine runs there again"
 
     asyncio.run(again())
-
-
-def test_what_is_retired_needs_no_torch():
-    code = "import sys, engine.retired; print('torch' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert answer.stdout.strip() == "False"

@@ -330,8 +330,9 @@ def test_a_step_that_takes_longer_than_a_gateway_may_be_silent_is_announced_and_
     asyncio.run(run())
 
 
-def test_a_fake_engine_starts_without_torch():
+@pytest.mark.parametrize("module", ["tests.engine.fake_engine", "engine.retired"])
+def test_what_has_no_model_starts_without_torch(module):
     """Tests start dozens of fake engines, and importing torch would take 2 s each."""
-    code = "import sys, tests.engine.fake_engine; print('torch' in sys.modules)"
+    code = f"import sys, {module}; print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (answer.stdout, answer.stderr) == ("False\n", "")
