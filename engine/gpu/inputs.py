@@ -5,6 +5,7 @@ The places of the ints depend on the step's shape only, so that a captured graph
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,8 @@ from lora.batch import DeviceTables, Segment
 from lora.packed import PackedForm
 
 Ints = npt.NDArray[np.int32]
+_Fields = Mapping[str, Ints]
+_M = TypeVar("_M", Ints, torch.Tensor)
 
 _ALIGNED_INTS = 4
 _BLOCK_INTS = BLOCK.itemsize // 4
@@ -166,7 +169,7 @@ class StepBuilder:
         rows, num_tokens = self.limits.most_choices, self.limits.most_tokens
         num_prefill_items = num_tokens // self.limits.prefill_queries + rows
         largest = StepShape(num_tokens, rows, DECODE_BLOCK_ROWS, num_prefill_items)
-        return aligned(_IntFields(largest, self.limits).blocks_start + self._most_blocks)
+        return aligned(_num_ints(largest, self.limits) + self._most_blocks)
 
     def build(
         self, batch: Batch, memory: Ints, previous: Mapping[tuple[str, int], int]
@@ -197,7 +200,7 @@ class StepBuilder:
         memory: Ints,
         previous: Mapping[tuple[str, int], int],
     ) -> StepPlan:
-        fields = _IntFields(shape, self.limits)
+        fields = _fields(shape, self.limits, memory)
         choosing: list[ScheduledRow] = []
         places: list[int] = []
         sources: list[int] = []
@@ -206,15 +209,16 @@ class StepBuilder:
                 choosing += single_rows(row)
                 places += range(end - 1 - row.num_drafts, end)
                 sources += [_source(row, previous)] * (1 + row.num_drafts)
-        fields.put(memory, "logits_indices", places)
-        self._put_tokens(rows, firsts, memory, fields, previous)
-        block_starts = self._put_blocks(rows, memory, fields)
-        self._put_attention(rows, firsts, block_starts, memory, fields)
+        _put(fields["logits_indices"], places)
+        self._put_tokens(rows, firsts, fields, previous)
+        block_starts = self._put_blocks(rows, fields["blocks"])
+        self._put_attention(rows, firsts, block_starts, fields)
+        self._put_decodes(rows, firsts, block_starts, fields)
         if shape.has_lora:
-            _put_lora(segments, firsts[-1], shape, memory, fields)
+            _put_lora(segments, firsts[-1], shape, fields)
         return StepPlan(
             shape=shape,
-            num_ints=aligned(fields.blocks_start + block_starts[-1]),
+            num_ints=aligned(_num_ints(shape, self.limits) + block_starts[-1]),
             choosing=choosing,
             sources=sources,
             segments=segments,
@@ -224,35 +228,26 @@ class StepBuilder:
 
     def views(self, shape: StepShape, block: torch.Tensor) -> StepInputs:
         """View a step of this shape in `block`, on the device."""
-        fields = _IntFields(shape, self.limits)
-
-        def field(name: str) -> torch.Tensor:
-            return block[fields.of(name)]
-
-        def pairs(name: str) -> torch.Tensor:
-            ints = field(name)
-            return ints.view(len(ints) // 2, 2)
-
+        fields = _fields(shape, self.limits, block)
         attention = AttentionWork(
-            **{name: field(name) for name in _OF_ATTENTION},
-            blocks=block[fields.blocks_start :][: self._most_blocks],
-            decodes=field("decodes").view(-1, _DECODE_INTS),
-            decode_items=pairs("decode_items"),
-            prefill_items=pairs("prefill_items"),
+            **{name: fields[name] for name in _OF_ATTENTION},
+            blocks=fields["blocks"][: self._most_blocks],
+            decodes=fields["decodes"].view(-1, _DECODE_INTS),
+            decode_items=fields["decode_items"].view(-1, 2),
+            prefill_items=fields["prefill_items"].view(-1, 2),
             prefill_queries=self.limits.prefill_queries,
         )
-        lora = self._lora_work(shape, field) if shape.has_lora else None
-        own = {name: field(name) for name in (*_OF_TOKENS, "logits_indices")}
+        lora = None
+        if shape.has_lora:
+            lora = LoRAWork(
+                arena=self.adapters,
+                blocks=fields["lora_blocks"].view(-1, _BLOCK_INTS),
+                pairs=fields["lora_pairs"].view(-1, 2),
+                counts=fields["lora_counts"],
+                block_rows=shape.block_rows,
+            )
+        own = {name: fields[name] for name in (*_OF_TOKENS, "logits_indices")}
         return StepInputs(**own, attention=attention, lora=lora)
-
-    def _lora_work(self, shape: StepShape, field: Callable[[str], torch.Tensor]) -> LoRAWork:
-        return LoRAWork(
-            arena=self.adapters,
-            blocks=field("lora_blocks").view(-1, _BLOCK_INTS),
-            pairs=field("lora_pairs").view(-1, 2),
-            counts=field("lora_counts"),
-            block_rows=shape.block_rows,
-        )
 
     def _shape(
         self, rows: Sequence[ScheduledRow], num_tokens: int, segments: Sequence[Segment]
@@ -274,8 +269,7 @@ class StepBuilder:
         self,
         rows: Sequence[ScheduledRow],
         firsts: Sequence[int],
-        memory: Ints,
-        fields: "_IntFields",
+        fields: _Fields,
         previous: Mapping[tuple[str, int], int],
     ) -> None:
         size = self.layout.block_size
@@ -289,18 +283,17 @@ class StepBuilder:
             own = range(row.start, row.start + len(row.token_ids))
             positions += own
             slots += [row.block_ids[p // size] * size + p % size for p in own]
-        fields.put(memory, "input_ids", [token for row in rows for token in row.token_ids])
-        fields.put(memory, "sources", sources, padding=-1)
-        fields.put(memory, "positions", positions)
-        fields.put(memory, "slots", slots, padding=-1)
+        _put(fields["input_ids"], [token for row in rows for token in row.token_ids])
+        _put(fields["sources"], sources, padding=-1)
+        _put(fields["positions"], positions)
+        _put(fields["slots"], slots, padding=-1)
 
     def _put_attention(
         self,
         rows: Sequence[ScheduledRow],
         firsts: Sequence[int],
         block_starts: Sequence[int],
-        memory: Ints,
-        fields: "_IntFields",
+        fields: _Fields,
     ) -> None:
         """Put the work items of attention: which rows attend to which keys."""
         prefills: list[tuple[int, int]] = []
@@ -308,75 +301,72 @@ class StepBuilder:
             if not _decodes(row):
                 tiles = -(-len(row.token_ids) // self.limits.prefill_queries)
                 prefills += [(number, tile) for tile in range(tiles)]
-        fields.put(memory, "query_starts", firsts, padding=firsts[-1])
-        fields.put(memory, "seq_lens", [row.end for row in rows])
-        fields.put(memory, "block_starts", block_starts[:-1])
-        self._put_decodes(rows, firsts, block_starts, memory, fields)
-        fields.put_some(memory, "prefill_items", prefills)
-        fields.put(memory, "num_prefill_items", len(prefills))
+        _put(fields["query_starts"], firsts, padding=firsts[-1])
+        _put(fields["seq_lens"], [row.end for row in rows])
+        _put(fields["block_starts"], block_starts[:-1])
+        _put_some(fields["prefill_items"], prefills)
+        _put(fields["num_prefill_items"], len(prefills))
 
     def _put_decodes(
         self,
         rows: Sequence[ScheduledRow],
         firsts: Sequence[int],
         block_starts: Sequence[int],
-        memory: Ints,
-        fields: "_IntFields",
+        fields: _Fields,
     ) -> None:
-        num_parts = len(memory[fields.of("num_decode_items")])
-        num_places = len(memory[fields.of("decodes")]) // _DECODE_INTS
+        num_parts = len(fields["num_decode_items"])
+        num_places = len(fields["decodes"]) // _DECODE_INTS
         window = self.limits.sliding_window
         decodes = Decodes(num_places, num_parts, self._decode_queries, window)
         for row, first, block_start in zip(rows, firsts, block_starts, strict=False):
             if _decodes(row):
                 decodes.add(first, row.start, len(row.token_ids), block_start)
-        fields.put(memory, "decodes", decodes.records)
-        rooms = memory[fields.of("decode_items")].reshape(num_parts, -1)
+        _put(fields["decodes"], decodes.records)
         parts = decodes.items()
+        rooms = fields["decode_items"].reshape(num_parts, -1)
         for room, items in zip(rooms, parts, strict=True):
-            room[: items.size] = items.reshape(-1)
-        fields.put(memory, "num_decode_items", [len(items) for items in parts])
+            _put_some(room, items)
+        _put(fields["num_decode_items"], [len(items) for items in parts])
 
-    def _put_blocks(
-        self, rows: Sequence[ScheduledRow], memory: Ints, fields: "_IntFields"
-    ) -> list[int]:
+    def _put_blocks(self, rows: Sequence[ScheduledRow], field: Ints) -> list[int]:
         """Put every row's blocks, one after the other; return where each row's begin, and the end
         of all.
         """
         starts = [0]
         for row in rows:
             needed = self.layout.num_blocks(row.end)
-            begin = fields.blocks_start + starts[-1]
-            memory[begin : begin + needed] = row.block_ids[:needed]
+            field[starts[-1] :][:needed] = row.block_ids[:needed]
             starts.append(starts[-1] + needed)
         return starts
 
 
-class _IntFields:
-    """Places of the ints of one shape. The rows' blocks come last, since their number varies."""
+def _fields(shape: StepShape, limits: StepLimits, memory: _M) -> dict[str, _M]:
+    """Views of a step's ints by name. The rows' blocks come last, since their number varies."""
+    fields, at = {}, 0
+    for name, size in _sizes(shape, limits).items():
+        fields[name] = memory[at : at + size]
+        at += aligned(size)
+    return fields | {"blocks": memory[at:]}
 
-    def __init__(self, shape: StepShape, limits: StepLimits) -> None:
-        self._slices: dict[str, slice] = {}
-        self.blocks_start = 0
-        for name, size in _sizes(shape, limits).items():
-            self._slices[name] = slice(self.blocks_start, self.blocks_start + size)
-            self.blocks_start = aligned(self.blocks_start + size)
 
-    def of(self, name: str) -> slice:
-        return self._slices[name]
+def _num_ints(shape: StepShape, limits: StepLimits) -> int:
+    """Number of a step's ints before the rows' blocks."""
+    return sum(map(aligned, _sizes(shape, limits).values()))
 
-    def put(self, memory: Ints, name: str, values: npt.ArrayLike, padding: int = 0) -> None:
-        """Fill a field with `values`, and the rest of it with `padding`."""
-        memory[self.of(name)][self.put_some(memory, name, values) :] = padding
 
-    def put_some(self, memory: Ints, name: str, values: npt.ArrayLike) -> int:
-        """Put `values` at the start of a field and leave the rest alone; return how many ints.
+def _put(field: Ints, values: npt.ArrayLike, padding: int = 0) -> None:
+    """Fill a field with `values`, and the rest of it with `padding`."""
+    field[_put_some(field, values) :] = padding
 
-        It is enough for fields whose values are counted by another field.
-        """
-        ints = np.asarray(values, dtype=np.int32).reshape(-1)
-        memory[self.of(name)][: len(ints)] = ints
-        return len(ints)
+
+def _put_some(field: Ints, values: npt.ArrayLike) -> int:
+    """Put `values` at the start of a field and leave the rest alone; return how many ints.
+
+    It is enough for fields whose values are counted by another field.
+    """
+    ints = np.asarray(values, dtype=np.int32).reshape(-1)
+    field[: len(ints)] = ints
+    return len(ints)
 
 
 def _sizes(shape: StepShape, limits: StepLimits) -> dict[str, int]:
@@ -413,7 +403,7 @@ def _decode_parts(num_rows: int, limits: StepLimits) -> tuple[int, int]:
 
 
 def _put_lora(
-    segments: Sequence[Segment], num_tokens: int, shape: StepShape, memory: Ints, fields: _IntFields
+    segments: Sequence[Segment], num_tokens: int, shape: StepShape, fields: _Fields
 ) -> None:
     blocks: list[tuple[int, ...]] = []
     pairs: list[tuple[int, int]] = []
@@ -426,9 +416,9 @@ def _put_lora(
             pairs += [(len(blocks), pair) for pair in range(tables.num_pairs)]
             table, scales = tables.tile_table, tables.scales
             blocks.append((*tokens, table.shape[2], table.data_ptr(), scales.data_ptr()))
-    fields.put_some(memory, "lora_blocks", np.array(blocks, dtype=BLOCK).view(np.int32))
-    fields.put_some(memory, "lora_pairs", pairs)
-    fields.put(memory, "lora_counts", (len(blocks), len(pairs)))
+    _put_some(fields["lora_blocks"], np.array(blocks, dtype=BLOCK).view(np.int32))
+    _put_some(fields["lora_pairs"], pairs)
+    _put(fields["lora_counts"], (len(blocks), len(pairs)))
 
 
 def _with_base(
