@@ -23,10 +23,10 @@ from engine.gpu.inputs import Ints, StepBuilder, StepLimits, StepPlan, StepShape
 from engine.gpu.sampler import (
     MOST_GIVEN_LOGPROBS,
     Logprobs,
-    Masked,
     SamplingInputs,
     Told,
     choose,
+    pack_mask,
 )
 from engine.gpu.scoring import ScoringInputs, score
 from engine.grammar.matcher import Mask, mask_bytes
@@ -267,14 +267,14 @@ class GpuRunner:
         event = self.device.record(compute)
         self._launched.append(replace(step, choices=choices, event=event))
 
-    def _send_masks(self, slot: _Slot, masks: Mapping[int, Mask]) -> Masked:
-        """Copy masks to the device.   masks: by place among the tokens to choose."""
+    def _send_masks(self, slot: _Slot, masks: Mapping[int, Mask]) -> torch.Tensor:
+        """Copy masks to the device, packed.   masks: by place among the tokens to choose."""
         count = len(masks)
         for (place, mask), target in zip(masks.items(), slot.masks, strict=False):
-            Masked.pack(place, mask, target)
+            pack_mask(place, mask, target)
         if count:
             self.device.copy(self.device.compute, self._masks[:count], slot.masks[:count])
-        return Masked(self._masks[:count])
+        return self._masks[:count]
 
     def _meet(self, batch: Batch, num_chosen: int) -> None:
         """Send chosen tokens to all ranks, and let no rank end a step before all have run it."""
@@ -314,11 +314,9 @@ class GpuRunner:
     def _copy_slabs(self, *work: torch.Tensor) -> None:
         self.device.submit(self.device.compute, partial(self.kernels.copy_slabs, *work))
 
-    def _choose(self, step: _Step, masked: Masked) -> None:
-        sampling, ints, tokens = step.sampling, step.ints, self.out.tokens
-        logits = self.out.logits[: sampling.num_rows]
-        work = sampling.unpack(ints, tokens)
-        given = logits, *work, sampling, ints, tokens, self._logprobs, masked
+    def _choose(self, step: _Step, masks: torch.Tensor) -> None:
+        sampling, logits = step.sampling, self.out.logits[: step.sampling.num_rows]
+        given = logits, sampling, step.ints, self.out.tokens, self._logprobs, masks
         self.device.submit(self.device.compute, partial(choose, self.kernels, *given))
         self._tell(sampling.told, step.slot.logprobs, self._logprobs)
 

@@ -110,31 +110,8 @@ class SamplingInputs:
         """Pack all fields into one array. The float64 ones come first, so they stay aligned."""
         return np.concatenate([array.view(np.int32) for _, array in self._fields()])
 
-    def unpack(
-        self, ints: torch.Tensor, previous: torch.Tensor
-    ) -> tuple[SamplingWork, PenaltyWork | None]:
-        """Views of the packed ints on the device.   ints: 8 bytes aligned.   previous: [..] int32,
-        tokens of the previous step.
-        """
-        work = self._views(ints)
-        choice = {name: work[name] for name in self.choice}
-        penalties = {name: work[name] for name in self.penalties}
-        if not penalties:
-            return SamplingWork(**choice), None
-        return SamplingWork(**choice), PenaltyWork(**penalties, previous=previous)
-
-    def restrictions_there(self, ints: torch.Tensor) -> list[torch.Tensor]:
-        """The part of the packed ints on the device that holds `restrictions`."""
-        work = self._views(ints)
-        return [work[name].long() for name in self.restrictions]
-
-    def told_there(self, ints: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The packed ints on the device that hold `told_rows` and the tokens that they ask for."""
-        views = self._views(ints)
-        given = views["given_ids"].view(-1, self.told.depth).long() if self.told.given else None
-        return views["told_rows"], given
-
-    def _views(self, ints: torch.Tensor) -> dict[str, torch.Tensor]:
+    def views(self, ints: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Views of the packed ints on the device, by field.   ints: 8 bytes aligned."""
         views, at = {}, 0
         for name, array in self._fields():
             end = at + array.nbytes // 4
@@ -282,53 +259,42 @@ class Logprobs:
 # ---- on the device ----
 
 
-@dataclass(frozen=True, slots=True)
-class Masked:
-    """Rows that choose under a mask.   packed: on the device, [n, 8 + mask bytes] uint8, which are
-    each row's number and its bits; n may be 0.
-    """
-
-    packed: torch.Tensor
-
-    @staticmethod
-    def pack(place: int, mask: Mask, target: torch.Tensor) -> None:
-        """Write a row's number and bits on the host.   target: [8 + mask bytes] uint8."""
-        target[:8].view(torch.int64)[0] = place
-        target[8:] = torch.from_numpy(mask)
-
-    def apply(self, logits: torch.Tensor) -> None:
-        rows = self.packed[:, :8].contiguous().view(torch.int64).flatten()
-        keep_bits(logits, rows, self.packed[:, 8:])
+def pack_mask(place: int, mask: Mask, target: torch.Tensor) -> None:
+    """Write a row's number and its mask on the host.   target: [8 + mask bytes] uint8."""
+    target[:8].view(torch.int64)[0] = place
+    target[8:] = torch.from_numpy(mask)
 
 
 def choose(
     kernels: Kernels,
     logits: torch.Tensor,
-    work: SamplingWork,
-    penalties: PenaltyWork | None,
     inputs: SamplingInputs,
     ints: torch.Tensor,
     tokens: torch.Tensor,
     logprobs: Logprobs,
-    masked: Masked | None = None,
+    masks: torch.Tensor,
 ) -> None:
     """Choose a token for each row, and write it into `tokens`; BAD_LOGITS if a logit is not finite.
 
     Rows that want logprobs get those of the raw logits, in `logprobs`. Nothing here waits for the
     device.   logits: [rows, vocab] float32, changed in place by bias and penalties.
-    work, penalties: `inputs` unpacked from `ints`.
-    tokens: [..] int32, may be the same memory as `previous` in `penalties`.
+    ints: `inputs` packed.   tokens: [..] int32; before, those of the previous step.
+    masks: see `pack_mask`, [.., 8 + mask bytes].
     """
-    told, given = inputs.told_there(ints)
+    views, depth = inputs.views(ints), inputs.told.depth
+    told = views["told_rows"]
+    given = views["given_ids"].view(-1, depth).long() if inputs.told.given else None
     raw = logits.index_select(0, told)
-    if penalties is not None:
-        kernels.adjust_logits(logits, penalties)
+    if inputs.penalties:
+        penalties = {name: views[name] for name in inputs.penalties}
+        kernels.adjust_logits(logits, PenaltyWork(**penalties, previous=tokens))
     if inputs.restrictions:
-        restrict(logits, *inputs.restrictions_there(ints))
-    if masked is not None and len(masked.packed):
-        masked.apply(logits)
+        restrict(logits, *(views[name].long() for name in inputs.restrictions))
+    if len(masks):
+        rows = masks[:, :8].contiguous().view(torch.int64).flatten()
+        keep_bits(logits, rows, masks[:, 8:])
+    work = SamplingWork(**{name: views[name] for name in inputs.choice})
     tokens[: inputs.num_rows] = kernels.sample(logits, work)
-    depth = inputs.told.depth
     for part in chunks(len(raw), raw.shape[1], _TOLD_BYTES):
         chosen = tokens.index_select(0, told[part])
         own = None if given is None else given[part]

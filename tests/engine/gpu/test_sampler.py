@@ -12,9 +12,9 @@ from engine.gpu.sampler import (
     MOST_GIVEN_LOGPROBS,
     MOST_TOP_LOGPROBS,
     Logprobs,
-    Masked,
     SamplingInputs,
     choose,
+    pack_mask,
 )
 from engine.grammar.matcher import mask_bytes
 from engine.requests.request import PENDING_TOKEN
@@ -44,12 +44,10 @@ def chosen(logits, rows, masks=None, *, sources=None, previous=()):
     tokens = torch.full((MOST_ROWS,), POISON, dtype=torch.int32)
     tokens[: len(previous)] = torch.tensor(previous, dtype=torch.int32)
     there, here = (Logprobs.empty(MOST_ROWS, torch.empty, MOST_GIVEN_LOGPROBS) for _ in range(2))
-    work, penalties = inputs.unpack(ints[4:-4], tokens)
     packed_masks = torch.zeros(len(masks or ()), 8 + mask_bytes(logits.shape[1]), dtype=torch.uint8)
     for target, (place, mask) in zip(packed_masks, (masks or {}).items(), strict=True):
-        Masked.pack(place, mask, target)
-    masked = Masked(packed_masks)
-    choose(reference, logits, work, penalties, inputs, ints[4:-4], tokens, there, masked)
+        pack_mask(place, mask, target)
+    choose(reference, logits, inputs, ints[4:-4], tokens, there, packed_masks)
     for target, source in zip(here.used(inputs.told), there.used(inputs.told), strict=True):
         target.copy_(source)
     assert (tokens[max(len(rows), len(previous)) :] == POISON).all()
@@ -116,27 +114,18 @@ def test_a_row_without_penalties_does_not_look_for_its_pending_token():
     rows = [make_row(logit_bias=((3, 1.0),)), make_row(output=(4,), presence_penalty=1.0)]
     inputs = SamplingInputs.of(rows, [0, 1], VOCAB)
     assert inputs.penalties["pending"].tolist() == [-1, 1]
-    inputs = SamplingInputs.of([make_row()] * 2, [0, 1], VOCAB)
-    ints = torch.from_numpy(inputs.pack())
-    assert inputs.unpack(ints, torch.zeros(2, dtype=torch.int32))[1] is None, "no work for nobody"
+    assert not SamplingInputs.of([make_row()] * 2, [0, 1], VOCAB).penalties, "no work for nobody"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_unpacked_work_is_views_of_the_packed_ints_in_which_float64_is_aligned(count):
+def test_float64_is_aligned_in_the_packed_ints(count):
     rows = [make_row(output=(1, 2), presence_penalty=1.0, min_p=0.25)] * count
     inputs = SamplingInputs.of(rows, [-1] * count, VOCAB)
-    packed, previous = inputs.pack(), torch.zeros(3, dtype=torch.int32)
-    work, penalties = inputs.unpack(torch.from_numpy(packed), previous)
-    assert penalties.previous is previous
-    storage, *others = (
-        part.untyped_storage().data_ptr()
-        for part in (torch.from_numpy(packed), work.min_p, work.uniform, work.top_k,
-                     penalties.entry_tokens, penalties.bias)
-    )  # fmt: skip
-    assert set(others) == {storage}
+    packed = inputs.pack()
     assert packed.dtype == np.int32
-    assert packed[: 2 * count].view(np.float64).tolist() == work.min_p.tolist() == [0.25] * count
-    assert work.uniform.tolist() == [sampler.uniform(0, 2)] * count
+    assert packed[: 2 * count].view(np.float64).tolist() == [0.25] * count
+    views = inputs.views(torch.from_numpy(packed))
+    assert views["uniform"].tolist() == [sampler.uniform(0, 2)] * count
 
 
 def test_a_row_with_bad_logits_fails_alone_and_has_no_logprobs():
