@@ -250,16 +250,6 @@ def lock_tenant(conn: Connection, tenant_id: str) -> None:
         conn.execute(update(adapters).where(false()).values(deleted_at_ms=None))
 
 
-def insert_adapter(
-    conn: Connection, tenant_id: str, adapter_id: str, name: str, now_ms: int
-) -> None:
-    conn.execute(
-        insert(adapters).values(
-            adapter_id=adapter_id, tenant_id=tenant_id, name=name, created_at_ms=now_ms
-        )
-    )
-
-
 def insert_version(conn: Connection, tenant_id: str, version: Version) -> None:
     row = asdict(version) | {"tenant_id": tenant_id, "passport": json.dumps(version.passport)}
     conn.execute(insert(versions).values(row))

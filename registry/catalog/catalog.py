@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Literal
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, insert
 
 from registry.base.base_models import BaseModels
 from registry.catalog import adapter_rows, alias_rows, deleted_rows, grants, offers, pins
@@ -36,6 +36,7 @@ from registry.catalog.names import (
     is_version,
 )
 from registry.errors import Conflict, QuotaExceeded, shown
+from registry.tables import adapters
 
 # Deleted adapters and versions can be restored this long.
 RETENTION_S = 7 * 24 * 3600
@@ -305,7 +306,8 @@ class Catalog(Directory):
         adapter = adapter_rows.find_adapter_row(conn, tenant_id, name)
         if adapter is None:
             adapter_id = f"ad_{secrets.token_hex(16)}"
-            adapter_rows.insert_adapter(conn, tenant_id, adapter_id, name, self._now_ms())
+            its = {"adapter_id": adapter_id, "tenant_id": tenant_id, "name": name}
+            conn.execute(insert(adapters).values(its | {"created_at_ms": self._now_ms()}))
         elif adapter.deleted_at_ms is not None:
             deleted_rows.set_adapter(conn, tenant_id, adapter.adapter_id, None)
             for alias in adapter.aliases:
