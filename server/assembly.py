@@ -16,10 +16,9 @@ from registry.checks.validate import AdapterLimits
 from registry.checks.validator import Validator
 from registry.errors import Overloaded, Unavailable
 from registry.ref import AdapterRef, BaseRef
-from registry.storage.free_space import FreeSpace
+from registry.storage.free_space import FreeSpace, WorkDir
 from registry.storage.storage import Storage, folder_of
 from registry.storage.url import open_storage
-from registry.storage.work_dir import WorkDir
 from registry.uploads.build import UploadBuilder
 from registry.uploads.parts import pending_bytes
 from registry.uploads.proof import Proof

@@ -1,12 +1,13 @@
-"""Free space on the volumes that uploads, caches and exports write to, and a reserve of it.
+"""Free space on the volumes that uploads, caches and exports write to, and folders to work in.
 
-The ledger (a SQLite file with its WAL) and the engines' journals write into the reserve, and
-nothing else does: a volume that is full of uploads ends no request. A process counts the bytes that
-it has promised itself; those of other processes count once they are written.
+A volume has a reserve. The ledger (a SQLite file with its WAL) and the engines' journals write into
+it, and nothing else does: a volume that is full of uploads ends no request. A process counts the
+bytes that it has promised itself; those of other processes count once they are written.
 """
 
 import errno
 import os
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -95,6 +96,29 @@ class FreeSpace:
         if reserve_bytes is None:
             reserve_bytes = min(MAX_RESERVE_BYTES, volume.size_bytes // SMALL_SHARE)
         return volume.free_bytes - self._promised[volume.device] - reserve_bytes
+
+
+class WorkDir:
+    """Gives each job a folder of its own under `path`, and room for what the job writes."""
+
+    def __init__(self, path: Path | None = None, space: FreeSpace | None = None) -> None:
+        self.path = path or Path(tempfile.gettempdir())
+        self.space = space or FreeSpace()
+
+    @contextmanager
+    def folder(
+        self, prefix: str, size_bytes: int, *others: tuple[Path | None, int]
+    ) -> Iterator[Path]:
+        """A new folder, deleted with all that is in it at the end. Raises NoRoom, OSError.
+
+        size_bytes: most bytes that will be in it.   others: what the job writes elsewhere, as
+        FreeSpace.promise takes it.
+        """
+        with self.space.promise((self.path, size_bytes), *others), naming_full():
+            # The folder may have been deleted; nothing in it outlives its job.
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=prefix, dir=self.path) as name:
+                yield Path(name)
 
 
 @contextmanager

@@ -27,8 +27,8 @@ from registry.errors import (
 from registry.formats.own_tokenizer import TOKENIZER_FILES
 from registry.formats.peft_config import CONFIG_FILE
 from registry.formats.peft_format import WEIGHTS_FILE, ObjectInfo, file_fault, write_hashed
+from registry.storage.free_space import WorkDir
 from registry.storage.storage import Storage, folder_of
-from registry.storage.work_dir import WorkDir
 from registry.uploads import presigned
 from registry.uploads.ends import publish
 from registry.uploads.parts import received_parts

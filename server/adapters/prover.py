@@ -21,8 +21,8 @@ from registry.catalog.catalog import Catalog
 from registry.errors import Conflict, NoRoom, StorageError
 from registry.formats.peft_format import write_hashed
 from registry.ref import AdapterRef, BaseRef
+from registry.storage.free_space import WorkDir
 from registry.storage.storage import Storage
-from registry.storage.work_dir import WorkDir
 from registry.uploads.ends import finish_proof
 from registry.uploads.proof import PROOF_FAILED, Proof
 from registry.uploads.proving import claim_proof, claim_proofs

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry.errors import NoRoom, Unavailable
-from registry.storage.free_space import SMALL_SHARE
-from registry.storage.work_dir import WorkDir
+from registry.storage.free_space import SMALL_SHARE, WorkDir
 from registry.uploads.parts import Pending
 from server.limits.inflow import Arrival, Inflow
 

@@ -6,9 +6,9 @@ from sqlalchemy import Engine, create_engine, delete, event
 from registry.base.base_model import BaseModel
 from registry.base.base_models import BaseModels
 from registry.catalog.catalog import Catalog
+from registry.storage.free_space import WorkDir
 from registry.storage.storage import LocalStorage
 from registry.storage.url import open_storage
-from registry.storage.work_dir import WorkDir
 from registry.tables import metadata
 from registry.uploads.rules import RegistryLimits
 from tests.faulty_s3 import CREDENTIALS

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from registry.errors import NoRoom
-from registry.storage.free_space import MAX_RESERVE_BYTES, FreeSpace, Volume, volume_of
+from registry.storage.free_space import MAX_RESERVE_BYTES, FreeSpace, Volume, WorkDir, volume_of
 from registry.storage.storage import LocalStorage
-from registry.storage.work_dir import WorkDir
 from tests.registry.fake_disk import FakeDisk
 
 HERE = Path("/here")

@@ -18,8 +18,8 @@ from registry.checks.validator import ValidatedAdapter
 from registry.errors import InvalidAdapter, ObjectNotFound
 from registry.formats.peft_config import CONFIG_FILE
 from registry.formats.peft_format import WEIGHTS_FILE
+from registry.storage.free_space import WorkDir
 from registry.storage.storage import StoredObject
-from registry.storage.work_dir import WorkDir
 from registry.tables import metadata
 from registry.uploads.proof import Proof
 from registry.uploads.rules import RegistryLimits

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from registry.catalog.adapter_rows import Version, find_version_row
 from registry.catalog.catalog import Catalog
-from registry.storage.work_dir import WorkDir
+from registry.storage.free_space import WorkDir
 from registry.uploads import opening as upload_opening
 from registry.uploads import rows as upload_rows
 from registry.uploads import sweep

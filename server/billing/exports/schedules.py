@@ -18,8 +18,8 @@ from sqlalchemy.engine import Connection
 from registry.catalog.audit import record_audit
 from registry.errors import NoRoom, StorageError
 from registry.extras import ExtraMissing
+from registry.storage.free_space import WorkDir
 from registry.storage.storage import Storage, folder_of
-from registry.storage.work_dir import WorkDir
 from server.billing.exports.formats import INFO, ExportFormat, open_encoder
 from server.billing.receipts.receipt import Receipt
 from server.billing.receipts.rows import read_receipts, select_receipts

@@ -13,8 +13,8 @@ from registry.base.base_model import BaseModel
 from registry.base.base_models import BaseModels
 from registry.catalog.catalog import Catalog
 from registry.ref import BaseRef
+from registry.storage.free_space import WorkDir
 from registry.storage.storage import LocalStorage
-from registry.storage.work_dir import WorkDir
 from registry.uploads.ends import ProofFailed, check_fault
 from registry.uploads.proof import Proof
 from server.adapters.prover import Prover

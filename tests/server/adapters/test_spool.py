@@ -7,8 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from registry.errors import NoRoom, Unavailable
-from registry.storage.free_space import FreeSpace
-from registry.storage.work_dir import WorkDir
+from registry.storage.free_space import FreeSpace, WorkDir
 from registry.uploads.parts import Pending
 from server.adapters.spool import MAX_PARTS, Spool
 from tests.registry.fake_disk import FakeDisk

@@ -13,8 +13,8 @@ import pytest
 
 from registry.errors import StorageError
 from registry.ref import BaseRef
+from registry.storage.free_space import WorkDir
 from registry.storage.storage import folder_of
-from registry.storage.work_dir import WorkDir
 from registry.uploads.parts import pending_bytes
 from registry.uploads.proof import Proof
 from server.adapters.prover import Prover

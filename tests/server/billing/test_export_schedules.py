@@ -9,10 +9,9 @@ import time
 import pytest
 
 from registry.errors import StorageError
-from registry.storage.free_space import FreeSpace
+from registry.storage.free_space import FreeSpace, WorkDir
 from registry.storage.storage import LocalStorage
 from registry.storage.url import open_storage
-from registry.storage.work_dir import WorkDir
 from registry.uploads.sweep import sweep_objects, sweep_uploads
 from server.billing.exports import schedules
 from server.billing.exports.formats import FORMATS
