@@ -185,11 +185,8 @@ def _rename_targets(adapter: Adapter, chance: random.Random) -> None:
             [*targets, "query"],
             [f"self_attn.{target}" for target in targets],
             list(reversed(targets)),
-            {
-                name.removeprefix("base_model.model.").partition(".lora")[0]: 1
-                for name in adapter.tensors
-            },
-            [n.removeprefix("base_model.model.").partition(".lora")[0] for n in adapter.tensors],
+            {_module(name): 1 for name in adapter.tensors},
+            [_module(name) for name in adapter.tensors],
         ]
     )
 
@@ -199,6 +196,10 @@ def _rename_targets(adapter: Adapter, chance: random.Random) -> None:
 
 def _a_tensor(adapter: Adapter, chance: random.Random) -> tuple[str, Tensor]:
     return chance.choice(list(adapter.tensors.items()))
+
+
+def _module(name: str) -> str:
+    return name.removeprefix("base_model.model.").partition(".lora")[0]
 
 
 def _values(tensor: Tensor) -> np.ndarray:
@@ -230,7 +231,7 @@ def _set_dtype(adapter: Adapter, chance: random.Random) -> None:
 def _set_rank(adapter: Adapter, chance: random.Random) -> None:
     """Change the rank of one module; valid where the config is changed with it."""
     name, tensor = _a_tensor(adapter, chance)
-    module = name.removeprefix("base_model.model.").partition(".lora")[0]
+    module = _module(name)
     a, b = lora_names(module)
     widths = WIDTHS.get(".".join(module.split(".")[3:]))
     if widths is None:
@@ -309,10 +310,8 @@ def _edit(header: dict[str, Any], chance: random.Random) -> None:
             entry["dtype"] = chance.choice(["F8_E4M3", "I32", "C64", "F32", "BF16", "f32", "F4"])
         case 3:
             _edit_list(entry["data_offsets"], [-1, 1, 4, 2**40, 2**63, 0.5, None, 64, 256], chance)
-        case 4:
-            _edit_list(entry.get("shape"), [0, -1, 1, 2**31, 2**62, True, None, 1.0, 64], chance)
         case _:
-            entry["more"] = chance.choice(VALUES)
+            _edit_list(entry.get("shape"), [0, -1, 1, 2**31, 2**62, True, None, 1.0, 64], chance)
 
 
 def _edit_list(numbers: Any, others: list[Any], chance: random.Random) -> None:

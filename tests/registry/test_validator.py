@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -259,53 +259,20 @@ def test_memory_that_runs_out_refuses_the_file(base, files):
         Validator(LIMITS, limits).check([base], *files)
 
 
-class Held:
-    """A validator whose processes wait until the test ends them; each ends without an answer."""
-
-    def __init__(self, base, files, folder, limits):
-        self._started, self._release = folder / "started", folder / "release"
-        os.mkfifo(self._started)
-        os.mkfifo(self._release)
-        script = f"echo > {self._started}; read line < {self._release}"
-        self._validator = Validator(LIMITS, limits, pretender(folder, script))
-        self._files = files
-        self._base = base
-        self.reasons = []
-
-    def check(self):
-        with refused("validator_unavailable") as caught:
-            self._validator.check([self._base], *self._files)
-        self.reasons.append(caught.value.__notes__[0])
-
-    def begin(self):
-        thread = threading.Thread(target=self.check)
-        thread.start()
-        return thread
-
-    def wait_for_one(self):
-        self._started.read_bytes()
-
-    def end_one(self):
-        self._release.write_bytes(b"\n")
-
-
-def test_few_run_at_once(base, files, tmp_path):
-    held = Held(base, files, tmp_path, ValidatorLimits(max_running=1, max_wait_s=0.0))
-    first = held.begin()
-    held.wait_for_one()
-    held.check()
-    assert held.reasons == ["other uploads are being checked"]
-    held.end_one()
-    first.join()
-    assert held.reasons[1:] == ["it did not start"]
-
-
-def test_who_waits_for_a_turn_gets_it_when_one_ends(base, files, tmp_path):
-    held = Held(base, files, tmp_path, ValidatorLimits(max_running=1, max_wait_s=30.0))
-    threads = [held.begin() for _ in range(3)]
-    for _ in threads:
-        held.wait_for_one()
-        held.end_one()
-    for thread in threads:
-        thread.join()
-    assert held.reasons == ["it did not start"] * 3
+@pytest.mark.parametrize(
+    ("max_wait_s", "reason"), [(0.0, "other uploads are being checked"), (30.0, "No such file")]
+)
+def test_few_run_at_once_and_another_waits_as_long_as_it_may(
+    base, files, tmp_path, max_wait_s, reason
+):
+    os.mkfifo(tmp_path / "config")
+    limits = ValidatorLimits(max_running=1, max_wait_s=max_wait_s)
+    check = functools.partial(Validator(LIMITS, limits, "/no/such/python").check, [base])
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(check, tmp_path / "config", files[1])
+        with (tmp_path / "config").open("wb"):  # blocks until the first, in its turn, reads it
+            second = pool.submit(check, *files)
+            if not max_wait_s:
+                assert second.exception()
+    assert "No such file" in first.exception().__notes__[0]
+    assert reason in second.exception().__notes__[0]
