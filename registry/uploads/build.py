@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from registry.catalog import adapter_rows
 from registry.catalog.adapter_rows import BuiltAdapter, object_key
@@ -29,9 +29,9 @@ from registry.formats.peft_config import CONFIG_FILE
 from registry.formats.peft_format import WEIGHTS_FILE, ObjectInfo, file_fault, write_hashed
 from registry.storage.free_space import WorkDir
 from registry.storage.storage import Storage, folder_of
+from registry.tables import upload_parts
 from registry.uploads import presigned
 from registry.uploads.ends import publish
-from registry.uploads.parts import received_parts
 from registry.uploads.rows import (
     COMPLETE,
     FAILED,
@@ -42,7 +42,9 @@ from registry.uploads.rows import (
     Upload,
     UploadFile,
     UploadPart,
+    check_received,
     get_upload,
+    is_of,
     move_upload,
     part_key,
 )
@@ -78,7 +80,7 @@ class UploadBuilder:
             upload = get_upload(conn, tenant_id, upload_id, self.now_ms())
             if upload.state != OPEN:
                 return upload
-            parts = received_parts(conn, upload) if upload.transfer != PRESIGNED else ()
+            parts = _received_parts(conn, upload)
         try:
             if upload.transfer == PRESIGNED:
                 storage = presigned.storage_of(self.storage)
@@ -179,6 +181,16 @@ class UploadBuilder:
         return move_upload(conn, upload, PROVING, built=built, expires_at_ms=until_ms)
 
 
+def _received_parts(conn: Connection, upload: Upload) -> Sequence[UploadPart]:
+    """The parts that came through the gateway, in order of file and start. Raises Conflict."""
+    if upload.transfer == PRESIGNED:
+        return ()
+    check_received(upload)
+    query = select(*(upload_parts.c[name] for name in UploadPart.__slots__))
+    query = query.where(is_of(upload_parts, upload)).order_by(*upload_parts.primary_key)
+    return [UploadPart(*row) for row in conn.execute(query)]
+
+
 def _assemble(
     target: Path, upload: Upload, file: UploadFile, parts: Sequence[UploadPart], storage: Storage
 ) -> None:
@@ -191,7 +203,7 @@ def _assemble(
     # Parts that came through the gateway have a sha256, which tells the store's faults from the
     # sender's.
     for part, key in zip(parts, keys, strict=True):
-        if part.sha256 not in (None, hashlib.sha256(b"".join(storage.read(key))).hexdigest()):
+        if part.sha256 and part.sha256 != hashlib.sha256(b"".join(storage.read(key))).hexdigest():
             raise StorageError(key=key, reason="other bytes than were put")
     message = f"{file.filename} arrived with sha256 {whole.digest}, declared was "
     raise file_fault("digest_mismatch", f"{message}{file.sha256}; upload it again", file.filename)

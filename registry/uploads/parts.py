@@ -16,7 +16,6 @@ from registry.uploads.rows import (
     Upload,
     UploadFile,
     UploadPart,
-    check_received,
     get_upload,
     is_of,
     is_open,
@@ -88,17 +87,6 @@ def check_takes_parts(upload: Upload) -> None:
             f"PUT them to the URLs that GET /v1/uploads/{upload.upload_id} lists.",
             code="upload_is_presigned",
         )
-
-
-def received_parts(conn: Connection, upload: Upload) -> tuple[UploadPart, ...]:
-    """All parts of the upload, in order of file and start. Raises Conflict."""
-    check_received(upload)
-    query = (
-        select(*_COLUMNS)
-        .where(is_of(upload_parts, upload))
-        .order_by(upload_parts.c.filename, upload_parts.c.start)
-    )
-    return tuple(UploadPart(*row) for row in conn.execute(query))
 
 
 def pending_bytes(conn: Connection, tenant_id: str) -> Pending:
