@@ -23,8 +23,6 @@ from registry.uploads.rows import (
     part_key,
 )
 
-_COLUMNS = [upload_parts.c[name] for name in UploadPart.__slots__]
-
 
 @dataclass(frozen=True, slots=True)
 class Pending:
@@ -131,12 +129,9 @@ def _check_part(upload: Upload, part: UploadPart, total_bytes: int, part_bytes: 
 def _answer_repeated(conn: Connection, upload: Upload, part: UploadPart) -> UploadFile:
     """The unchanged file, if exactly this part was taken before. Raises Conflict."""
     file = upload.files[part.filename]
-    query = select(*_COLUMNS).where(
-        is_of(upload_parts, upload),
-        upload_parts.c.filename == part.filename,
-        upload_parts.c.start == part.start,
-    )
-    if (row := conn.execute(query).first()) is None or UploadPart(*row) != part:
+    is_it = [upload_parts.c[name] == value for name, value in asdict(part).items()]
+    query = select(upload_parts.c.start).where(is_of(upload_parts, upload), *is_it)
+    if conn.execute(query).first() is None:
         received_bytes = file.received_bytes
         raise Conflict(
             f"{part.filename} has {received_bytes} bytes, the part starts at {part.start}; "
