@@ -37,13 +37,13 @@ def trained_on_quantised(trained_on: str) -> bool:
 
 def _split(name: str) -> tuple[str, list[str]]:
     """The name without the words of its format at its end, and these words; all or none."""
-    parts = re.split("(?=[-_.])", name)
-    end = len(parts)
+    pieces = re.split("(?=[-_.])", name)
+    end = len(pieces)
     while end > 1 and (
-        _FORMAT.fullmatch(parts[end - 1][1:]) or parts[end - 1][1:] in _BESIDE_FORMAT
+        _FORMAT.fullmatch(pieces[end - 1][1:]) or pieces[end - 1][1:] in _BESIDE_FORMAT
     ):
         end -= 1
-    words = [part[1:] for part in parts[end:]]
+    words = [piece[1:] for piece in pieces[end:]]
     if any(map(_FORMAT.fullmatch, words)):
-        return "".join(parts[:end]), words
+        return "".join(pieces[:end]), words
     return name, []

@@ -71,10 +71,10 @@ def fits(base: BaseModel, header: Header, *, is_resized: bool = False) -> bool:
 
     modules = {**base.modules, **base.ends}
     for name, tensor in header.tensors.items():
-        parts = split_lora_name(name)
-        if parts is None:
+        named = split_lora_name(name)
+        if named is None:
             continue
-        module, side = parts
+        module, side = named
         if module not in modules or len(tensor.shape) != 2:
             return False
         size, wanted = tensor.shape[side == "A"], modules[module][side == "B"]

@@ -351,8 +351,8 @@ class _Comparison:
         for first in range(0, len(token_ids), step):
             ids = token_ids[first : first + step]
             start = tensor.start + first * new_bytes
-            part = replace(tensor, start=start, end=start + len(ids) * new_bytes)
-            raw = b"".join(read_tensor_chunks(self.weights.file, part))
+            some = replace(tensor, start=start, end=start + len(ids) * new_bytes)
+            raw = b"".join(read_tensor_chunks(self.weights.file, some))
             start, end = (min(token_id, known) * old_bytes for token_id in (ids[0], ids[-1] + 1))
             raw_old = place.read(start, end).ljust(len(ids) * old_bytes, b"\0")
             if raw == raw_old and tensor.dtype == stored.dtype:

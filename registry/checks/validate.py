@@ -247,20 +247,20 @@ def _paired_modules(uploaded: UploadedTensors, base: BaseModel) -> list[str]:
     tensors = uploaded.header.tensors
     for name, tensor in tensors.items():
         what = f"Tensor {uploaded.shown(name)}"
-        parts = split_lora_name(name)
-        if parts is None:
+        named = split_lora_name(name)
+        if named is None:
             raise file_fault(
                 "unsupported_feature",
                 f"{what} is neither lora_A nor lora_B of a layer: {hint(name)}",
             )
-        if not may_change(base.config, parts[0]):
+        if not may_change(base.config, named[0]):
             raise file_fault(
                 "unsupported_feature",
                 f"{what} changes an MLP of {base.model_id}, a mixture of experts: "
                 "LoRA on experts, on their router and on MLPs beside them is not served; train "
                 "with target_modules q_proj, k_proj, v_proj and o_proj",
             )
-        if parts[0] not in known:
+        if named[0] not in known:
             raise file_fault(
                 "unknown_module",
                 f"{what} changes a module that {base.model_id} does not have or that "
@@ -272,7 +272,7 @@ def _paired_modules(uploaded: UploadedTensors, base: BaseModel) -> list[str]:
                 "unsupported_dtype",
                 f"{what} is {tensor.dtype}; save the adapter as F16, BF16 or F32",
             )
-        found.add(parts[0])
+        found.add(named[0])
     modules = [module for module in known if module in found]
     for name in (name for module in modules for name in lora_names(module)):
         if name not in tensors:

@@ -146,7 +146,7 @@ class ChatTemplate:
         return _joined(pieces)
 
     def _reads_parts(self, template: jinja2.Template) -> bool:
-        """Whether it shows a text only as a part of a list, as templates for images may."""
+        """Whether it shows a text only as a content part, as templates for images may."""
         message = {"role": "user", "content": _PROBE}
         return not self._shows(template, message) and self._shows(template, _in_parts(message))
 
@@ -197,20 +197,20 @@ def read_json(path: Path) -> Any:
 
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose text is the one part of a list."""
+    """A message whose text is its one content part."""
     text = message.get("content")
     is_text = isinstance(text, str)
     return {**message, **({"content": [{"type": "text", "text": text}]} if is_text else {})}
 
 
 def _joined(pieces: Iterable[str]) -> str:
-    parts, size = [], 0
+    texts, size = [], 0
     for piece in pieces:
-        parts.append(piece)
+        texts.append(piece)
         size += len(piece)
         if size > MAX_PROMPT_CHARACTERS:
             raise ValueError(f"the prompt is longer than {MAX_PROMPT_CHARACTERS} characters")
-    return "".join(parts)
+    return "".join(texts)
 
 
 # ---- the files of a model ----

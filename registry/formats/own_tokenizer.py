@@ -1,7 +1,7 @@
-"""Parts of a tokenizer that an adapter has of its own: tokens, chat template, end of answers.
+"""What an adapter's tokenizer has of its own: tokens, chat template, end of answers.
 
 In everything else the tokenizer must be the base model's. Libraries write one tokenizer in several
-forms, so what is compared is what a part does to a text's token ids.
+forms, so what is compared is what a component does to a text's token ids.
 """
 
 import json
@@ -61,7 +61,7 @@ def find_own(files: Mapping[str, Source], base: BaseText, num_ids: int) -> Json 
     raw = given.get(TOKENIZER_CONFIG, b"{}")
     config = parse_object(raw, param=TOKENIZER_CONFIG, max_depth=_MAX_DEPTH)
     try:
-        named, of_base = special_tokens(config), _Definition.of_base(base.tokenizer)
+        named, of_base = special_tokens(config), _Tokenizer.of_base(base.tokenizer)
         eos, pad = named.get("eos_token"), named.get("pad_token")
         added = _added_tokens(given.get(TOKENIZER), of_base)
         template = _template(given.get(CHAT_TEMPLATE), config, base)
@@ -98,17 +98,17 @@ def _read(name: str, source: Source) -> bytes:
 # ---- added tokens ----
 
 
-class _Definition:
+class _Tokenizer:
     """A tokenizer.json.   added: the added tokens by text, with the ids that loading gives them."""
 
-    def __init__(self, raw: bytes, parts: Json) -> None:
+    def __init__(self, raw: bytes, definition: Json) -> None:
         self.raw = raw
-        self.parts = parts
-        self.vocab: dict[str, int] = parts["model"]["vocab"]
-        self.added = _loaded_tokens(parts)
+        self.definition = definition
+        self.vocab: dict[str, int] = definition["model"]["vocab"]
+        self.added = _loaded_tokens(definition)
 
     @classmethod
-    def of_base(cls, source: Source | None) -> "_Definition | None":
+    def of_base(cls, source: Source | None) -> "_Tokenizer | None":
         if source is None:
             return None
         with open(source, "rb") as file:
@@ -116,10 +116,10 @@ class _Definition:
         return cls(raw, json.loads(raw))
 
 
-def _loaded_tokens(parts: Json) -> dict[str, Json]:
+def _loaded_tokens(definition: Json) -> dict[str, Json]:
     """The added tokens by text. Loading closes gaps between ids, so the file's may differ."""
-    vocab, found, top = parts["model"]["vocab"], {}, -1
-    for token in parts.get("added_tokens") or ():
+    vocab, found, top = definition["model"]["vocab"], {}, -1
+    for token in definition.get("added_tokens") or ():
         text = token["content"]
         if not text or text in found:
             continue
@@ -129,7 +129,7 @@ def _loaded_tokens(parts: Json) -> dict[str, Json]:
     return found
 
 
-def _added_tokens(raw: bytes | None, of_base: _Definition | None) -> list[Json]:
+def _added_tokens(raw: bytes | None, of_base: _Tokenizer | None) -> list[Json]:
     """The added tokens that the base model lacks, or has with other properties."""
     if raw is None:
         return []
@@ -137,9 +137,9 @@ def _added_tokens(raw: bytes | None, of_base: _Definition | None) -> list[Json]:
         raise _fault("tokenizer_mismatch", TOKENIZER, "the base model has no tokenizer.json to fit")
     if raw == of_base.raw:
         return []
-    own = _Definition(raw, parse_object(raw, param=TOKENIZER, max_depth=_MAX_DEPTH))
+    own = _Tokenizer(raw, parse_object(raw, param=TOKENIZER, max_depth=_MAX_DEPTH))
     _check_vocab(own.vocab, of_base.vocab)
-    _check_parts(own, of_base)
+    _check_components(own, of_base)
     for text, token in of_base.added.items():
         has = own.added.get(text)
         if has is None or has["id"] != token["id"]:
@@ -183,25 +183,25 @@ def _refuse_token(token: str, own_id: int | None, base_id: int | None) -> NoRetu
     )
 
 
-def _check_parts(own: _Definition, of_base: _Definition) -> None:
+def _check_components(own: _Tokenizer, of_base: _Tokenizer) -> None:
     """Check everything but the tokens. The error names the field that differs."""
-    _check_merges(own.parts["model"].get("merges"), of_base.parts["model"].get("merges"))
+    _check_merges(own.definition["model"].get("merges"), of_base.definition["model"].get("merges"))
     for name in ("normalizer", "pre_tokenizer", "decoder"):
-        if _steps(own.parts.get(name), name) != _steps(of_base.parts.get(name), name):
-            _refuse_part(name)
+        if _steps(own.definition.get(name), name) != _steps(of_base.definition.get(name), name):
+            _refuse_component(name)
     if _around(own) != _around(of_base):
-        _refuse_part("post_processor")
-    options, known = _options(own.parts["model"]), _options(of_base.parts["model"])
+        _refuse_component("post_processor")
+    options, known = _options(own.definition["model"]), _options(of_base.definition["model"])
     for name in sorted({*options, *known}):
         if options.get(name) != known.get(name):
-            _refuse_part(f"model.{name}")
+            _refuse_component(f"model.{name}")
 
 
 def _check_merges(own: Any, of_base: Any) -> None:
     """Compare merges, which are written as "a b" or as ["a", "b"]."""
     for place, (merge, known) in enumerate(zip_longest(own or (), of_base or ())):
         if merge != known and _pair(merge) != _pair(known):
-            _refuse_part(f"model.merges[{place}]")
+            _refuse_component(f"model.merges[{place}]")
 
 
 def _pair(merge: Any) -> tuple[str, ...]:
@@ -218,14 +218,14 @@ def _options(model: Json) -> Json:
     }
 
 
-def _steps(part: Json | None, role: str) -> list[Json]:
-    """The steps of a part in order, without options that change no id."""
-    if part is None:
+def _steps(component: Json | None, role: str) -> list[Json]:
+    """The steps of a component in order, without options that change no id."""
+    if component is None:
         return []
-    nested = next((part[name] for name in _LISTS if name in part), None)
+    nested = next((component[name] for name in _LISTS if name in component), None)
     if nested is not None:
         return [step for inner in nested for step in _steps(inner, role)]
-    step = {name: value for name, value in part.items() if name not in ("trim_offsets", "str_rep")}
+    step = {n: it for n, it in component.items() if n not in ("trim_offsets", "str_rep")}
     if step["type"] == "ByteLevel":
         step = {"use_regex": True} | step
     if step["type"] == "Metaspace":
@@ -239,11 +239,11 @@ def _steps(part: Json | None, role: str) -> list[Json]:
     return [step]
 
 
-def _around(definition: _Definition) -> tuple[list[int], list[int]]:
+def _around(tokenizer: _Tokenizer) -> tuple[list[int], list[int]]:
     """The ids that a post-processor puts before and after a text."""
     before: list[int] = []
     after: list[int] = []
-    for step in _steps(definition.parts.get("post_processor"), "post_processor"):
+    for step in _steps(tokenizer.definition.get("post_processor"), "post_processor"):
         if step["type"] == "TemplateProcessing":
             names = [piece.get("SpecialToken", {}).get("id") for piece in step["single"]]
             ids = [step["special_tokens"][name]["ids"] if name else [] for name in names]
@@ -253,7 +253,7 @@ def _around(definition: _Definition) -> tuple[list[int], list[int]]:
     return before, after
 
 
-def _refuse_part(path: str) -> NoReturn:
+def _refuse_component(path: str) -> NoReturn:
     raise _fault("tokenizer_mismatch", f"{TOKENIZER}:{path}", "the base model has another")
 
 
@@ -300,7 +300,7 @@ def _variables(named: Mapping[str, str], template: str | None, base: BaseText) -
 
 
 def _ends(
-    eos: str | None, added: list[Json], base: BaseText, of_base: _Definition | None
+    eos: str | None, added: list[Json], base: BaseText, of_base: _Tokenizer | None
 ) -> list[int]:
     """The id of an end of answers that the base model has not; `added` has it as a special token.
 
