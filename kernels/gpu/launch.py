@@ -68,12 +68,11 @@ def assume_capability(value: int) -> Iterator[None]:
         _assumed.pop()
 
 
-def persistent(kernel: Any, *args: Any, most: int | None = None, **constants: Any) -> None:
+def persistent(kernel: Any, *args: Any, **constants: Any) -> None:
     """Launch a kernel whose programs loop over its items, with as many as the device holds at once:
     the last ones of more would start when all others have ended.
 
-    args: those that are no constants.   most: programs of a multiprocessor at most, if not as many
-    as it holds.   constants: constants of the kernel, and Triton's options.
+    args: those that are no constants.   constants: those of the kernel, and Triton's options.
     """
     if INTERPRETED:
         kernel[(_INTERPRETED_PROGRAMS,)](*args, **constants)
@@ -81,8 +80,9 @@ def persistent(kernel: Any, *args: Any, most: int | None = None, **constants: An
     # The arguments decide which specialisation is launched, and each has its own registers.
     compiled = kernel.run(*args, grid=None, warmup=True, **constants)
     programs, multiprocessors = _num_programs(compiled)
-    grid = multiprocessors * min(programs, most or programs), 1, 1
-    compiled[grid](*args, *(constants[name] for name in kernel.arg_names[len(args) :]))
+    compiled[(programs * multiprocessors, 1, 1)](
+        *args, *(constants[name] for name in kernel.arg_names[len(args) :])
+    )
 
 
 def resident_programs(

@@ -33,10 +33,6 @@ _CHUNK = tl.constexpr(CHUNK_FEATURES)
 # (features of a step, warps, stages) by most tokens of a block. With 16 tokens all loads of a chunk
 # are in flight at once.
 _SHRINK = {16: (128, 4, 4), 64: (128, 4, 3)}
-MOST_SHRINK_PROGRAMS: int | None = None
-"""Programs of a multiprocessor at most, or None for as many as it holds. With fewer, more of it is
-left to the product beside; the benchmark compares.
-"""
 
 _EXPAND_COLUMNS = tl.constexpr(128)
 _EXPAND_WARPS = 4
@@ -161,7 +157,6 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
         IN_FEATURES=site.in_features,
         BLOCK_ROWS=work.block_rows,
         BLOCK_K=block_k,
-        most=MOST_SHRINK_PROGRAMS,
         num_warps=num_warps,
         num_stages=num_stages,
     )
