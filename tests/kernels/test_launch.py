@@ -88,11 +88,3 @@ def test_a_specialisation_is_launched_with_the_programs_that_it_fits_in():
     assert small.launched == 2 * [((9 * MULTIPROCESSORS, 1, 1), ("a", 7, 3, True))]
     assert large.launched == [((4 * MULTIPROCESSORS, 1, 1), ("b", 7, 3, True))]
     assert (small.num_loads, large.num_loads) == (1, 1)
-
-
-@pytest.mark.usefixtures("on_a_gpu")
-@pytest.mark.parametrize(("most", "launched"), [(2, 2), (5, 4)])
-def test_fewer_programs_may_be_asked_for_and_more_may_not(most, launched):
-    compiled = Compiled(registers=128)
-    launch.persistent(Kernel(a=compiled), "a", 7, FLAG=True, SIZE=3, num_warps=4, most=most)
-    assert compiled.launched[0][0] == (launched * MULTIPROCESSORS, 1, 1)
