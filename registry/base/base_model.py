@@ -98,6 +98,11 @@ class BaseModel:
         vocab_size, hidden_size = embedding.shape
         return {EMBEDDING: (vocab_size, hidden_size), HEAD: (hidden_size, vocab_size)}
 
+    @property
+    def all_modules(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of all modules that an adapter may change."""
+        return {**self.modules, **self.ends}
+
     @classmethod
     def load(cls, path: Path | str, model_id: str, cache_dir: Path | str) -> "BaseModel":
         """Load the model in the folder `path`. Raises UnsupportedBaseModel.

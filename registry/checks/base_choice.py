@@ -69,7 +69,7 @@ def fits(base: BaseModel, header: Header, *, is_resized: bool = False) -> bool:
         most = wanted + MAX_ADDED_TOKENS
         return found == wanted or (is_resized and is_vocabulary and found <= most)
 
-    modules = {**base.modules, **base.ends}
+    modules = base.all_modules
     for name, tensor in header.tensors.items():
         named = split_lora_name(name)
         if named is None:

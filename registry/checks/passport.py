@@ -107,7 +107,7 @@ def _target_warnings(
     base: BaseModel,
 ) -> Iterator[str]:
     if isinstance(config.target_modules, frozenset):
-        modules = (uploaded.trained_name(module) for module in (*base.modules, *base.ends))
+        modules = (uploaded.trained_name(module) for module in base.all_modules)
         known = {ending for module in modules for ending in endings(module)}
         for target in sorted(config.target_modules - known):
             yield f"target_modules has {shown(target)}, which matches no served module."

@@ -144,14 +144,9 @@ def _check_invocation_tokens(config: PeftConfig, base: BaseModel) -> None:
         raise config_fault("alora_invocation_tokens", f"{rule}model")
 
 
-def _modules(base: BaseModel) -> dict[str, tuple[int, int]]:
-    """All modules that an adapter may change, with their inputs and outputs."""
-    return {**base.modules, **base.ends}
-
-
 def _features(base: BaseModel, vocab_size: int | None) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of all modules.   vocab_size: of an adapter that adds tokens."""
-    features = _modules(base)
+    features = base.all_modules
     if vocab_size is not None:
         hidden = features[EMBEDDING][1]
         features |= {EMBEDDING: (vocab_size, hidden), HEAD: (hidden, vocab_size)}
@@ -243,7 +238,7 @@ def _paired_modules(uploaded: UploadedTensors, base: BaseModel) -> list[str]:
     """Modules that have tensors, in the base model's order. Raises InvalidAdapter on any tensor
     that is not one of a served module's pair.
     """
-    known, found = _modules(base), set()
+    known, found = base.all_modules, set()
     tensors = uploaded.header.tensors
     for name, tensor in tensors.items():
         what = f"Tensor {uploaded.shown(name)}"
@@ -290,7 +285,7 @@ def _targeted(config: PeftConfig, uploaded: UploadedTensors, base: BaseModel) ->
     # PEFT puts the adapter of a tied head where it puts the embedding's.
     return [
         module
-        for module in _modules(base)
+        for module in base.all_modules
         if (uploaded.has_head or module != HEAD)
         and config.targets(uploaded.trained_name(EMBEDDING if ties and module == HEAD else module))
     ]
