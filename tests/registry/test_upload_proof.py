@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from registry.catalog.catalog import MAX_ALIASES
-from registry.errors import InvalidAdapter, StorageError
+from registry.errors import StorageError
 from registry.uploads.parts import Pending, pending_bytes
 from registry.uploads.proof import Proof
 from registry.uploads.proving import claim_proof, claim_proofs
@@ -29,16 +29,14 @@ def claim(uploads, limit=9):
     return [upload.upload_id for upload in uploads.claim(limit)]
 
 
-def test_what_waits_for_its_proof_takes_no_room_for_parts(make_proving, connection):
-    make_proving()
-    assert pending_bytes(connection, A) == Pending(0, 0)
-
-
-def test_there_is_no_version_before_the_proof(catalog, connection, make_proving, storage):
+def test_before_the_proof_there_is_no_version_and_no_part(
+    catalog, connection, make_proving, storage
+):
     upload = make_proving()
     assert upload.state == "proving"
     assert catalog.list_adapters(connection, A) == []
     assert keys(storage) == [upload.built.object_key], "the parts are gone, the object is there"
+    assert pending_bytes(connection, A) == Pending(0, 0)
 
 
 def test_an_adapter_that_passed_is_a_version_with_the_proof_in_its_passport(
@@ -63,9 +61,8 @@ def test_an_adapter_that_did_not_pass_is_no_version_and_its_report_is_kept(
     assert (upload.state, upload.error_code, upload.error) == ("failed", verdict, "Because.")
     canary = upload.built.passport["canary"]
     assert (canary["passed"], canary["max_difference"]) == (False, 3.0)
-    with pytest.raises(InvalidAdapter) as caught:
+    with refused(verdict):
         uploads.build(upload)
-    assert caught.value.code == verdict
     assert catalog.list_adapters(connection, A) == []
 
 
