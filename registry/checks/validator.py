@@ -161,8 +161,7 @@ class Validator:
     ) -> _Ended:
         """Run one process from start to end. Raises OSError if it cannot be started."""
         limits, size_bytes = self._limits, weights.stat().st_size
-        # Those of the canonical object's tensors.
-        most_bytes = size_bytes + max(map(most_bytes_of_rows, bases), default=0)
+        most_bytes = most_canonical_bytes(bases, size_bytes)
         cpu_s = limits.cpu_s(size_bytes)
         passed: list[int] = []
         with ExitStack() as stack:
@@ -219,6 +218,11 @@ class Validator:
                 printed=_head_of(printed, self._limits.max_answer_bytes + 1),
                 complaints=_head_of(complaints, _COMPLAINT_BYTES),
             )
+
+
+def most_canonical_bytes(bases: Sequence[BaseModel], size_bytes: int) -> int:
+    """Most bytes of the tensors of the canonical object that is made of weights of this size."""
+    return size_bytes + max(map(most_bytes_of_rows, bases), default=0)
 
 
 def _facts(base: BaseModel, fds: Mapping[Path | int, int]) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from sqlalchemy import Connection, select
 from registry.catalog import adapter_rows
 from registry.catalog.adapter_rows import BuiltAdapter, object_key
 from registry.catalog.catalog import Catalog
-from registry.checks.token_rows import most_bytes_of_rows
-from registry.checks.validator import Validator, unavailable
+from registry.checks.validator import Validator, most_canonical_bytes, unavailable
 from registry.errors import (
     Conflict,
     Invalid,
@@ -113,7 +112,7 @@ class UploadBuilder:
         """
         bases = self.catalog.bases.candidates(upload.base_model)
         size_bytes = sum(file.size_bytes for file in upload.files.values())
-        most_bytes = size_bytes + max(map(most_bytes_of_rows, bases), default=0)
+        most_bytes = most_canonical_bytes(bases, size_bytes)
         stored = (folder_of(self.storage), most_bytes)
         try:
             # The files and the canonical object lie there together.
