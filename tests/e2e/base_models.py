@@ -5,17 +5,14 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from server.billing.audit.run import audit
-from server.database.database import Database
-from server.launch.engine_folders import engine_folders
-from tests.e2e.stack import Stack, Tenant
+from tests.e2e.bill import check_audit
+from tests.e2e.stack import Stack, Tenant, process_of
 from tests.oracle import greedy, merged_model
 from tests.tiny_models import save_adapter, save_model
 
@@ -142,10 +139,7 @@ class Load:
 def check_books(stack: Stack, least: int) -> None:
     """Check that all is settled, and that journal, ledger and statements agree."""
     stack.settled_events(least)
-    folders = engine_folders(stack.data_dir)
-    with closing(Database(data_dir=stack.data_dir, exclusive=False)) as database:
-        report = database.read_sync(lambda conn: audit(conn, engine_dirs=folders))
-    assert report.findings == []
+    check_audit(stack)
 
 
 def check_answers(pair: Pair) -> None:
@@ -185,7 +179,7 @@ def check_a_killed_engine(pair: Pair, victim: str) -> None:
         }
         for event in begun.values():
             assert event.wait(60)
-        os.kill(_engine_of(home), signal.SIGKILL)
+        os.kill(process_of(home / "engine.json"), signal.SIGKILL)
         ended = {model: stream.result() for model, stream in streams.items()}
     wanted = {model: ["length"] for model in begun} | {victim: ["engine_unavailable"]}
     assert ended == wanted
@@ -210,16 +204,6 @@ def _end_of_stream(tenant: Tenant, model: str, begun: threading.Event) -> list[s
                 error = chunk.get("error")
                 ends += [error["code"]] if error else [c["finish_reason"] for c in chunk["choices"]]
     return [end for end in ends if end]
-
-
-def _engine_of(home: Path) -> int:
-    """Return the process id of the engine in a home. Raises LookupError."""
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError, ValueError):
-            _, *argv = (entry / "cmdline").read_bytes().decode().split("\0")
-            if argv[:2] == ["-m", "engine"] and Path(argv[2]).parent == home:
-                return int(entry.name)
-    raise LookupError(home)
 
 
 def check_replacing(pair: Pair, folder: Path, **settings: Any) -> None:

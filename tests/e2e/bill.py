@@ -20,13 +20,15 @@ import httpx
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
+from bench.process_tree import find_children
 from engine.steps.meter import TokenMeter
 from engine.wire.messages import PROOF_TENANT
 from server.billing.audit.run import audit
 from server.billing.tables import usage_events
 from server.database.database import Database
+from server.launch.local_pool import engine_folders
 from tests.e2e.stack import Stack, Tenant
-from tests.e2e.streams import Streamed, engines
+from tests.e2e.streams import Streamed
 
 STEM = list(range(10, 60))
 """Tokens with a part of which many prompts begin, so that cached tokens occur in the bill."""
@@ -133,12 +135,7 @@ def _kill(stack: Stack, kill: Kill, seen: Seen) -> None:
 def kill_rank(stack: Stack) -> None:
     """SIGKILL the second rank of the model, and wait until the engine has ended, too."""
     engine = stack.pid("engine")
-    children = Path(f"/proc/{engine}/task/{engine}/children").read_text().split()
-    (rank,) = [
-        int(pid)
-        for pid in children
-        if "engine.rank_process" in Path(f"/proc/{pid}/cmdline").read_text()
-    ]
+    (rank,) = find_children(engine, "engine.rank_process")
     os.kill(rank, signal.SIGKILL)
     stack.wait(lambda: not Path(f"/proc/{engine}/fd").exists())
 
@@ -176,9 +173,11 @@ def quiet(stack: Stack) -> list[dict]:
     return [entry for entry in entries if entry["kind"] == "usage"]
 
 
-def hold_states(stack: Stack) -> set[str]:
+def hold_states(stack: Stack, tenant_id: str = "%") -> dict[str, int]:
+    """Return the number of holds in each state, of one tenant or of all."""
+    query = "SELECT state, count(*) FROM holds WHERE tenant_id LIKE ? GROUP BY state"
     with closing(sqlite3.connect(stack.data_dir / "chorale.db")) as db:
-        return {row[0] for row in db.execute("SELECT DISTINCT state FROM holds")}
+        return dict(db.execute(query, [tenant_id]))
 
 
 def meter_of(stack: Stack) -> Path:
@@ -234,6 +233,14 @@ def _sums_of_some(cut_steps: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]
     ]
 
 
+def check_audit(stack: Stack) -> None:
+    """Check that the audit of ledger and journals finds nothing, and that no incident is known."""
+    folders = engine_folders(stack.data_dir)
+    with closing(Database(data_dir=stack.data_dir, exclusive=False)) as database:
+        report = database.read_sync(lambda conn: audit(conn, engine_dirs=folders))
+    assert (report.findings, report.incidents) == ([], {})
+
+
 def check_streams(
     stack: Stack,
     streams: Sequence[Streamed],
@@ -247,14 +254,12 @@ def check_streams(
     lost: by request, the id of the engine that died, or None.   cut_steps: (prompt tokens, sampled
     tokens) of the last steps of killed engines, which may not have been journaled.
     """
-    folders = [stack.data_dir / name for name in engines(stack)]
+    check_audit(stack)
     with closing(Database(data_dir=stack.data_dir, exclusive=False)) as database:
         rows = database.read_sync(
             lambda conn: conn.execute(sa.select(usage_events)).mappings().all()
         )
-        report = database.read_sync(lambda conn: audit(conn, engine_dirs=folders))
-    assert (report.findings, report.incidents) == ([], {})
-    assert hold_states(stack) == {"posted"}
+    assert hold_states(stack).keys() == {"posted"}
     events = {row["request_id"]: row for row in rows}
     assert len(events) == len(rows), "one event a request"
     for got in streams:
@@ -268,7 +273,7 @@ def check_streams(
             assert (got.finish_reason, event["is_failed"]) == ("length", False)
             assert got.num_tokens == event["completion_tokens"] == num_tokens
             assert event["amount_nanousd"] > 0
-    meters = [TokenMeter.read(folder / "meter") for folder in folders]
+    meters = [TokenMeter.read(folder / "meter") for folder in engine_folders(stack.data_dir)]
     computed = sum(event["prompt_tokens"] - event["cached_tokens"] for event in rows)
     sampled = sum(event["completion_tokens"] for event in rows)
     beside = (sum(meter[0] for meter in meters) - computed, sum(m[1] for m in meters) - sampled)

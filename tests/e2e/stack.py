@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from bench.process_tree import find_children
 from tests.ports import free_port
 
 ADMIN_KEY = "the-operators-own-admin-key"
@@ -166,22 +167,14 @@ class Stack:
                 self._process.wait()
 
     def pid(self, name: str) -> int:
-        """Return the process id of `engine`, `engine-2`, `gateway` or `fetcher`."""
+        """Return the id of `engine`, `engine-2`, `gateway` or `fetcher`. Raises LookupError."""
         mark = "lora.fetch" if name == "fetcher" else f"/{name}.json"
-        for pid in self._child_pids():
-            if mark in Path(f"/proc/{pid}/cmdline").read_bytes().decode():
-                return pid
-        raise LookupError(name)
+        return find_children(self.pids()[0], mark)[0]
 
     def pids(self) -> list[int]:
         """Return the process ids of the supervisor and its children."""
         assert self._process
-        return [self._process.pid, *self._child_pids()]
-
-    def _child_pids(self) -> list[int]:
-        assert self._process
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        return [int(pid) for pid in children.read_text().split()]
+        return [self._process.pid, *find_children(self._process.pid)]
 
     def kill(self, name: str) -> None:
         """SIGKILL a process and wait for its end; the supervisor starts it again."""
@@ -192,7 +185,7 @@ class Stack:
     def die(self) -> None:
         """SIGKILL the supervisor, whose children die with it, as when the power fails."""
         assert self._process
-        children = self._child_pids()
+        children = find_children(self._process.pid)
         self._process.kill()
         self._process.wait()
         for pid in children:
@@ -251,6 +244,15 @@ def running(data_dir: Path, model: Path, **settings: Any) -> Iterator[Stack]:
         yield stack.start(**environment)
     finally:
         stack.stop()
+
+
+def process_of(argument: Path) -> int:
+    """Return the id of the process that was started with an argument. Raises LookupError."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if str(argument) in (entry / "cmdline").read_bytes().decode().split("\0"):
+                return int(entry.name)
+    raise LookupError(argument)
 
 
 def _wait_until_dead(pid: int) -> None:

@@ -32,7 +32,7 @@ def test_the_bill_is_the_meter_after_random_disconnects(stack: Stack) -> None:
     seen = asyncio.run(load(stack.tenants, count=100, seed=1))
     assert seen.num_errors == 0
     events = check_bill(stack, seen, before)
-    assert hold_states(stack) == {"posted"}
+    assert hold_states(stack).keys() == {"posted"}
     assert sum(event["cached_tokens"] for event in events) > 0
     ended, posted = (
         [datetime.fromisoformat(e[f"{did}_at"]) for e in events] for did in ("ended", "posted")

@@ -8,10 +8,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from server.billing.audit.run import audit
-from server.database.database import Database
 from tests import needs
-from tests.e2e.bill import Before, check_bill, hold_states, load
+from tests.e2e.bill import Before, check_audit, check_bill, hold_states, load
 from tests.e2e.stack import running
 
 ONCE = {"model": "base", "prompt": [5] * 20, "ignore_eos": True, "max_tokens": 1}
@@ -68,9 +66,6 @@ def test_a_clock_that_jumps_an_hour_and_two_hours_back_changes_nothing(
         assert 3 <= len(answers) - len(refused) <= 3 + refilled
         assert all(int(answer.headers["retry-after"]) <= 20 for answer in refused)
         check_bill(stack, seen, before)
-        assert hold_states(stack) == {"posted"}
+        assert hold_states(stack).keys() == {"posted"}
+        check_audit(stack)
         assert [stack.pid(name) for name in ("engine", "gateway", "fetcher")] == pids
-        with closing(Database(data_dir=data_dir, exclusive=False)) as database:
-            report = database.read_sync(lambda conn: audit(conn, engine_dirs=[data_dir / "engine"]))
-        assert not report.findings
-        assert not report.incidents

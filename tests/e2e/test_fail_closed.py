@@ -14,6 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from bench.process_tree import find_children
 from server.billing.audit.run import audit
 from server.billing.tables import holds, usage_events
 from server.database.database import Database
@@ -111,7 +112,7 @@ def test_a_postgresql_that_is_frozen(tmp_path: Path, tiny_model: Path) -> None:
 
     @contextmanager
     def frozen() -> Iterator[None]:
-        pids = processes_of(server.get_pid())
+        pids = [server.get_pid(), *find_children(server.get_pid())]  # so that it makes no more
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         try:
@@ -126,8 +127,3 @@ def test_a_postgresql_that_is_frozen(tmp_path: Path, tiny_model: Path) -> None:
         run_stack(tmp_path / "stack", tiny_model, database_url=server.get_uri()) as stack,
     ):
         check_outage(stack, Database(server.get_uri(), data_dir=tmp_path), frozen)
-
-
-def processes_of(pid: int) -> list[int]:
-    """A process and its children, the process first so that it makes no more of them."""
-    return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]

@@ -1,8 +1,6 @@
 """A pool that grows and shrinks while it serves, loses an engine, and starts again with fewer."""
 
 import asyncio
-import contextlib
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +13,7 @@ from engine.leaving import is_settled
 from engine.steps.meter import TokenMeter
 from server.pool.control_files import members_file, wanted_file
 from tests.e2e.base_models import Load
-from tests.e2e.bill import check_streams
+from tests.e2e.bill import check_streams, hold_states
 from tests.e2e.stack import Stack, running
 from tests.e2e.streams import engines, num_generated, run_streams, wait_until_ready
 
@@ -42,12 +40,6 @@ def states(stack: Stack) -> dict[str, str]:
     return {name: engine["state"] for name, engine in engines(stack).items()}
 
 
-def holds_by_state(stack: Stack) -> dict[str, int]:
-    url = f"file:{stack.data_dir / 'chorale.db'}?mode=ro"
-    with contextlib.closing(sqlite3.connect(url, uri=True)) as database:
-        return dict(database.execute("SELECT state, count(*) FROM holds GROUP BY state"))
-
-
 def test_a_pool_grows_under_load_and_shrinks_again_and_no_request_notices(pool: Stack) -> None:
     tenant = pool.tenant("grows")
     few, more = (Load(tenant, ["base"] * count, OPTIONS) for count in (5, 6))
@@ -69,7 +61,7 @@ def test_a_pool_grows_under_load_and_shrinks_again_and_no_request_notices(pool: 
     assert len(events) == len(answers)
     assert {event["completion_tokens"] for event in events} == {OPTIONS["max_tokens"]}
     assert len({event["engine_id"] for event in events}) == 3, "all of them served"
-    pool.wait(lambda: holds_by_state(pool) == {"posted": len(events)})
+    pool.wait(lambda: hold_states(pool) == {"posted": len(events)})
     pool.wait(lambda: engines(pool)["engine-3"]["figures"]["unsettled_records"] == 0)
 
 
@@ -103,7 +95,7 @@ def test_what_a_smaller_pool_does_not_start_again_is_billed_all_the_same(
     streams = asyncio.run(run_streams(pool, tenant, NUM_STREAMS, 400, kill=pool.die))
     assert {got.error for got in streams} == {"cut off"}
     with running(pool.data_dir, tiny_model, engines=1, **SETTINGS) as stack:
-        stack.wait(lambda: holds_by_state(stack) == {"posted": before + NUM_STREAMS})
+        stack.wait(lambda: hold_states(stack) == {"posted": before + NUM_STREAMS})
         found = states(stack)
         assert (found["engine"], found[LOST]) == ("ready", "leaving")
         ours = {got.request_id for got in streams}

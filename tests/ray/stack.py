@@ -14,7 +14,7 @@ from typing import Any
 
 from server.launch.secrets import Secrets
 from server.pool.keys import PoolKeys
-from tests.e2e.stack import Stack
+from tests.e2e.stack import Stack, process_of
 from tests.e2e.streams import wait_until_ready
 
 REPOSITORY = Path(__file__).parents[2]
@@ -105,15 +105,6 @@ def start(stack: Stack, environment: dict[str, str]) -> None:
 
 def namespace(stack: Stack) -> str:
     return f"chorale-{PoolKeys.of(Secrets.load(stack.data_dir).pepper).pool_id}"
-
-
-def process_of(argument: Path) -> int:
-    """Return the id of the process that was started with an argument. Raises LookupError."""
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if str(argument) in (entry / "cmdline").read_bytes().decode().split("\0"):
-                return int(entry.name)
-    raise LookupError(argument)
 
 
 @contextlib.contextmanager

@@ -6,16 +6,15 @@ connection can.
 
 import json
 import socket
-import sqlite3
 import struct
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Any
 
 import pytest
 
 from engine.journal.lines import read_records
 from engine.wire.records import EndRecord, StartRecord
+from tests.e2e.bill import hold_states
 from tests.e2e.stack import Stack, Tenant
 
 NUM_TOKENS = 6
@@ -108,10 +107,8 @@ def journaled(tenant: Tenant) -> dict[str, EndRecord]:
     return {end.request_id: end for end in ends if end.request_id in own}
 
 
-def hold_states(tenant: Tenant) -> dict[str, int]:
-    query = "SELECT state, count(*) FROM holds WHERE tenant_id = ? GROUP BY state"
-    with closing(sqlite3.connect(tenant.stack.data_dir / "chorale.db")) as db:
-        return dict(db.execute(query, [tenant.tenant_id]).fetchall())
+def held(tenant: Tenant) -> dict[str, int]:
+    return hold_states(tenant.stack, tenant.tenant_id)
 
 
 def check_nothing_is_left(tenant: Tenant) -> dict[str, dict[str, Any]]:
@@ -119,14 +116,14 @@ def check_nothing_is_left(tenant: Tenant) -> dict[str, dict[str, Any]]:
 
     Returns the usage events by request id.
     """
-    tenant.stack.wait(lambda: hold_states(tenant).keys() <= {"posted"})
+    tenant.stack.wait(lambda: held(tenant).keys() <= {"posted"})
     tenant.stack.wait(lambda: is_empty(tenant.stack))
     events, ended = billed(tenant), journaled(tenant)
     assert events.keys() == ended.keys()
     for request_id, record in ended.items():
         for name in ("prompt", "cached", "completion"):
             assert events[request_id][f"{name}_tokens"] == getattr(record, f"num_{name}_tokens")
-    assert hold_states(tenant).get("posted", 0) == len(events)
+    assert held(tenant).get("posted", 0) == len(events)
     return events
 
 
@@ -179,7 +176,7 @@ def test_a_whole_answer_whose_client_left_is_aborted(tenant: Tenant) -> None:
     before = check_nothing_is_left(tenant)
     client = connect(tenant.stack)
     send(client, tenant, LONG | {"stream": False, "stream_options": None})
-    tenant.stack.wait(lambda: "open" in hold_states(tenant))
+    tenant.stack.wait(lambda: "open" in held(tenant))
     client.close()
     tenant.stack.wait(lambda: is_free(tenant))
     events = check_nothing_is_left(tenant)
