@@ -74,23 +74,12 @@ async def _send(
             if new_token_ids := _token_ids(chunk):
                 chunk_s.append(time.perf_counter() - start)
                 token_ids += new_token_ids
-        if len(token_ids) != request.max_tokens:
-            error = "wrong_length"
     except RequestFailed as failed:
         error = str(failed)
     except httpx.HTTPError as failed:
         error = type(failed).__name__
-    return Outcome(
-        index=request.index,
-        model=request.model,
-        num_prompt_tokens=len(request.prompt_token_ids),
-        due_s=request.due_s,
-        sent_s=sent_s,
-        end_s=time.perf_counter() - start,
-        chunk_s=tuple(chunk_s),
-        token_ids=tuple(token_ids),
-        error=error,
-    )
+    end_s = time.perf_counter() - start
+    return request.outcome(token_ids, chunk_s, sent_s=sent_s, end_s=end_s, error=error)
 
 
 async def _chunks(

@@ -64,7 +64,7 @@ class PeftPeer:
             )
         answers = output[:, input_ids.shape[1] :].tolist()
         return [
-            _outcome(request, answer, clock.token_s)
+            request.outcome(answer[: request.max_tokens], clock.token_s[: request.max_tokens])
             for request, answer in zip(batch, answers, strict=True)
         ]
 
@@ -109,17 +109,3 @@ def _pad_left(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Ten
     input_ids = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
     mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
     return torch.tensor(input_ids), torch.tensor(mask)
-
-
-def _outcome(request: BenchRequest, answer: list[int], token_s: Sequence[float]) -> Outcome:
-    chunk_s = tuple(token_s[: request.max_tokens])
-    return Outcome(
-        index=request.index,
-        model=request.model,
-        num_prompt_tokens=len(request.prompt_token_ids),
-        due_s=request.due_s,
-        sent_s=request.due_s,
-        end_s=chunk_s[-1],
-        chunk_s=chunk_s,
-        token_ids=tuple(answer[: request.max_tokens]),
-    )

@@ -26,7 +26,7 @@ from bench.engine.loaded import LoadedEngine, loaded_engine
 from bench.measurement import Figures, Measurement, Row, in_turns, main
 from bench.report import ratio, rounded
 from bench.session import ProcessorClock
-from bench.workload import BenchRequest, Lengths, Workload, make_requests
+from bench.workload import BenchRequest, Lengths, make_requests
 from engine.cpu.rates import measure_rates
 from server.capacity.arena import default_limits
 from server.capacity.engine_plan import EnginePlan
@@ -61,17 +61,10 @@ class Case:
 
     def make_requests(self, checkpoint: Checkpoint) -> list[BenchRequest]:
         return make_requests(
-            Workload(
-                base_model=checkpoint.base_model,
-                models=tuple(islice(checkpoint.adapters, self.adapters)),
-                popularity="distinct" if self.adapters else "none",
-                rate=self.rate or float("inf"),
-                num_requests=self.requests,
-                prompt_tokens=Lengths.parse(self.prompt_tokens),
-                output_tokens=Lengths.parse(self.output_tokens),
-                vocab_size=checkpoint.vocab_size,
-            )
-        )
+            checkpoint.base_model, tuple(islice(checkpoint.adapters, self.adapters)),
+            checkpoint.vocab_size, self.requests, self.prompt_tokens, self.output_tokens,
+            rate=self.rate or float("inf"),
+        )  # fmt: skip
 
 
 def _cases() -> Iterator[Case]:

@@ -24,7 +24,7 @@ from bench.outcome import Outcome
 from bench.peft_generate import PeftPeer
 from bench.product import Product, serving
 from bench.report import match_share, rate, ratio, rounded, summarize
-from bench.workload import BenchRequest, Lengths, Workload, make_requests, warm_up_requests
+from bench.workload import BenchRequest, Lengths, Popularity, make_requests, warm_up_requests
 
 _ARENA_BYTES = 2 << 30
 _BLOCK_SIZE = 16
@@ -44,7 +44,7 @@ class Serve(Measurement):
 
     model: str = "smollm2-135m"
     adapters: int = 16
-    popularity: str = "uniform"
+    popularity: Popularity = "uniform"
     rate: float = math.inf
     requests: int = 32
     prompt_tokens: str = "64:256"
@@ -71,18 +71,10 @@ class Serve(Measurement):
 
     def _make_requests(self, checkpoint: Checkpoint) -> list[BenchRequest]:
         return make_requests(
-            Workload(
-                base_model=checkpoint.base_model,
-                models=tuple(checkpoint.adapters),
-                popularity=self.popularity,
-                rate=self.rate,
-                num_requests=self.requests,
-                prompt_tokens=Lengths.parse(self.prompt_tokens),
-                output_tokens=Lengths.parse(self.output_tokens),
-                vocab_size=checkpoint.vocab_size,
-                seed=self.seed,
-            )
-        )
+            checkpoint.base_model, tuple(checkpoint.adapters), checkpoint.vocab_size,
+            self.requests, self.prompt_tokens, self.output_tokens,
+            popularity=self.popularity, rate=self.rate, seed=self.seed,
+        )  # fmt: skip
 
     def _settings(self, checkpoint: Checkpoint) -> dict[str, str | int | float]:
         lengths = Lengths.parse(self.prompt_tokens), Lengths.parse(self.output_tokens)

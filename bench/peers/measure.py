@@ -17,7 +17,7 @@ from bench.measurement import Figures, Measurement, Row
 from bench.outcome import Outcome, gaps_between
 from bench.peers.peer import Peer, PeerFailed, Server, Setting
 from bench.report import percentiles_ms, rate, rounded, summarize
-from bench.workload import BenchRequest, Lengths, Workload, make_requests
+from bench.workload import BenchRequest, make_requests
 
 # The headline is 16, two requests per adapter; with 32 no two requests share one; 0 is the base
 # model.
@@ -67,17 +67,9 @@ class BurstMeasurement(Measurement):
     def make_requests(self, checkpoint: Checkpoint, num_adapters: int) -> list[BenchRequest]:
         """Make the requests; they name the first `num_adapters` adapters in turn."""
         return make_requests(
-            Workload(
-                base_model=checkpoint.base_model,
-                models=tuple(checkpoint.adapters)[:num_adapters],
-                popularity="distinct" if num_adapters else "none",
-                rate=float("inf"),
-                num_requests=self.requests,
-                prompt_tokens=Lengths.parse(self.prompt_tokens),
-                output_tokens=Lengths.parse(self.output_tokens),
-                vocab_size=checkpoint.vocab_size,
-            )
-        )
+            checkpoint.base_model, tuple(checkpoint.adapters)[:num_adapters],
+            checkpoint.vocab_size, self.requests, self.prompt_tokens, self.output_tokens,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,11 @@ class Worker:
 
     def serve(self, requests: Sequence[BenchRequest]) -> list[Outcome]:
         self.told = self._ask({"requests": [asdict(request) for request in requests]})
-        return [_outcome(r, a) for r, a in zip(requests, self.told["answers"], strict=True)]
+        answers = self.told["answers"]
+        return [
+            request.outcome(answer["token_ids"], answer["token_s"])
+            for request, answer in zip(requests, answers, strict=True)
+        ]
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -88,18 +92,3 @@ def _stop(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-
-
-def _outcome(request: BenchRequest, answer: dict[str, list[Any]]) -> Outcome:
-    token_ids, token_s = tuple(answer["token_ids"]), tuple(answer["token_s"])
-    return Outcome(
-        index=request.index,
-        model=request.model,
-        num_prompt_tokens=len(request.prompt_token_ids),
-        due_s=request.due_s,
-        sent_s=request.due_s,
-        end_s=token_s[-1],
-        chunk_s=token_s,
-        token_ids=token_ids,
-        error=None if len(token_ids) == request.max_tokens else "wrong_length",
-    )

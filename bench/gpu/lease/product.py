@@ -4,7 +4,6 @@ load by the client over HTTP without adapters and with them, and a receipt.
 
 import asyncio
 import json
-import math
 import os
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from bench.gpu.machine import DryRun, Gpu, Machine
 from bench.load import run_load
 from bench.product import CHORALE, Product, ProductFailed, serving
 from bench.report import rounded, summarize
-from bench.workload import Lengths, Workload, make_requests
+from bench.workload import make_requests
 
 _MODEL, _RANK = "random-8b", 16
 _ADAPTERS, _DRY_ADAPTERS = 32, 2
@@ -119,19 +118,15 @@ def _measure(
     lease: Lease, product: Product, key: str, adapters: list[str], shown: dict[str, Any]
 ) -> dict[str, Any]:
     """Send requests that all come at once, and write their row.   shown: further figures of it."""
-    requests, tokens = (6, Lengths(8, 8)) if lease.is_dry else (128, Lengths(200, 200))
-    workload = Workload(
-        base_model=_MODEL, models=tuple(adapters), popularity="zipf" if adapters else "none",
-        rate=math.inf, num_requests=requests, vocab_size=_TOKEN_IDS, prompt_tokens=tokens,
-        output_tokens=tokens,
-    )  # fmt: skip
+    count, tokens = (6, "8") if lease.is_dry else (128, "200")
+    requests = make_requests(_MODEL, adapters, _TOKEN_IDS, count, tokens, tokens, popularity="zipf")
     keys = dict.fromkeys((_MODEL, *adapters), key)
-    outcomes = asyncio.run(run_load(product.url, keys, make_requests(workload), _TIMEOUT_S))
+    outcomes = asyncio.run(run_load(product.url, keys, requests, _TIMEOUT_S))
     result = summarize(outcomes, _MODEL)
     result = {"correct": not result["errors"], **shown, **result}
     setup = {
         "model": _MODEL, "adapters": len(adapters), "rank": _RANK if adapters else 0,
-        "requests": requests, "tokens": str(tokens),
+        "requests": count, "tokens": tokens,
     }  # fmt: skip
     lease.rows.add("gpu.product", setup, result)
     _say(str(result))
