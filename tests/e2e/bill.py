@@ -18,6 +18,7 @@ from typing import Literal
 
 import httpx
 import sqlalchemy as sa
+from server.launch.local_pool import engine_folders
 from sqlalchemy.engine import RowMapping
 
 from bench.process_tree import find_children
@@ -26,7 +27,6 @@ from engine.wire.messages import PROOF_TENANT
 from server.billing.audit.run import audit
 from server.billing.tables import usage_events
 from server.database.database import Database
-from server.launch.local_pool import engine_folders
 from tests.e2e.stack import Stack, Tenant
 from tests.e2e.streams import Streamed
 
