@@ -124,15 +124,9 @@ class AccountEndpoints:
 
     def operators(self, method: str, path: str, **asked: Any) -> Callable[[Endpoint], Endpoint]:
         """Declare an endpoint for the operator alone."""
-
-        def declare(endpoint: Endpoint) -> Endpoint:
-            asked_of = [Depends(self._account)]
-            self.admin_router.add_api_route(
-                self._prefix + path, endpoint, methods=[method], dependencies=asked_of, **asked
-            )
-            return endpoint
-
-        return declare
+        return self.admin_router.api_route(
+            self._prefix + path, methods=[method], dependencies=[Depends(self._account)], **asked
+        )
 
 
 def _of_any(endpoint: Callable[..., Any]) -> str:

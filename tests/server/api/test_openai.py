@@ -70,11 +70,13 @@ def test_a_parameter_that_is_not_served_is_refused_by_name(name):
         {"store": False}, {"verbosity": "low"}, {"prompt_cache_retention": "24h"},
         {"chat_template_kwargs": {}}, {"web_search_options": None}, {"stop": False},
         {"prediction": None}, {"prediction": {}}, {"speculation": None},
+        {"tools": None, "tool_choice": "auto"},
     ],
     ids=str,
 )  # fmt: skip
 def test_a_value_that_asks_for_nothing_is_accepted(neutral):
-    assert parse(HELLO | neutral).model == "m"
+    asked = parse(HELLO | neutral)
+    assert (asked.model, asked.tool_use) == ("m", None)
 
 
 def test_the_defaults_of_other_servers_are_accepted_by_both_endpoints():
@@ -576,8 +578,3 @@ def test_messages_with_calls_and_results_reach_the_template():
         {"role": "tool", "content": "Hello.", "tool_call_id": "1"},
         thought,
     ]
-
-
-def test_no_tools_are_no_use_of_tools():
-    for nothing in ({"tools": []}, {"tools": None}, {"tools": None, "tool_choice": "auto"}):
-        assert parse(HELLO | nothing).tool_use is None

@@ -134,12 +134,6 @@ def test_a_page_without_its_scope_names_the_scope(acme: User, signed_in: SignIn)
             assert "Sign out" in answer.text
 
 
-def test_the_operator_begins_at_the_operators_page(product: InProcess) -> None:
-    visitor = Visitor(product)
-    assert visitor.sign_in("the-operator").headers["location"] == "/console/operator"
-    assert visitor.get("/console").status_code == 303  # it is a page of tenants
-
-
 def test_after_signing_out_the_old_cookie_opens_nothing(visitor: Visitor) -> None:
     kept = visitor.token
     assert visitor.post("/console/sign-out", {}).headers["location"] == "/console/sign-in"
@@ -161,9 +155,10 @@ def test_a_tenants_session_opens_nothing_of_the_operators(visitor: Visitor) -> N
     assert visitor.call("GET", "/admin/v1/tenants", csrf_token(visitor.token)).status_code == 401
 
 
-def test_the_operators_session_opens_the_operators_api(product: InProcess) -> None:
+def test_the_operators_session_opens_the_operators_pages_and_api(product: InProcess) -> None:
     visitor = Visitor(product)
-    visitor.sign_in("the-operator")
+    assert visitor.sign_in("the-operator").headers["location"] == "/console/operator"
+    assert visitor.get("/console").status_code == 303  # it is a page of tenants
     csrf = csrf_token(visitor.token)
     assert visitor.call("GET", "/admin/v1/tenants", csrf).status_code == 200
     assert visitor.call("GET", "/v1/keys", csrf).status_code == 401
