@@ -35,12 +35,12 @@ class Connections:
     limit_per_address: int
     trusted_proxies: Sequence[Network] = ()
     # The addresses of all open connections; None where they do not count.
-    _addresses: dict[Connection, bytes | None] = field(default_factory=dict)
-    _num_at: Counter[bytes | None] = field(default_factory=Counter)
-    _tenants: dict[Connection, str] = field(default_factory=dict)
-    _num_of: Counter[str] = field(default_factory=Counter)
+    _addresses: dict[Connection, bytes | None] = field(default_factory=dict, init=False)
+    _num_at: Counter[bytes | None] = field(default_factory=Counter, init=False)
+    _tenants: dict[Connection, str] = field(default_factory=dict, init=False)
+    _num_of: Counter[str] = field(default_factory=Counter, init=False)
     # Connections that may have to give way; the one whose last request is longest ago is first.
-    _keyless: OrderedDict[Connection, None] = field(default_factory=OrderedDict)
+    _keyless: OrderedDict[Connection, None] = field(default_factory=OrderedDict, init=False)
 
     def open(self, connection: Connection, host: str | None) -> None:
         """Count a connection. Raises Invalid if there is no place."""

@@ -8,7 +8,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -66,7 +66,7 @@ class Edge:
     write_line: WriteLine
     tracer: Tracer | None
     origins: Collection[str]
-    _was_ready: bool | None = None
+    _was_ready: bool | None = field(default=None, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

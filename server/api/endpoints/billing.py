@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from registry.errors import Invalid
 from server.accounts import tenants
 from server.accounts.auth import USAGE_READ
-from server.api.accounts import AccountDep, AccountEndpoints
+from server.api.accounts import AccountDep, AccountEndpoints, RowsDep
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, SignerDep
@@ -79,28 +79,27 @@ class BalanceAnswer(Answer):
 class _Posting:
     """An amount that the operator posts to a tenant's account."""
 
-    tenant: str
+    rows: RowsDep
     body: Annotated[_PostedAmount, json_body(_PostedAmount)]
-    database: DatabaseDep
     signer: SignerDep
     idempotency_key: IdempotencyKey
 
     async def post(self, kind: CreditKind) -> LedgerEntry:
         amount_nanousd = _amount_nanousd(self.body)
 
-        def write(conn: Connection) -> Receipt:
+        def write(conn: Connection, tenant_id: str) -> Receipt:
             return credits.post_credit(
                 conn,
                 self.signer,
                 kind,
-                tenants.get_tenant(conn, self.tenant).tenant_id,
+                tenant_id,
                 amount_nanousd,
                 memo=self.body.memo,
                 idempotency_key=self.idempotency_key,
                 now_ms=now_ms(),
             )
 
-        return LedgerEntry.model_validate(await self.database.write(write))
+        return LedgerEntry.model_validate(await self.rows.write(write))
 
 
 @both("GET", "/balance", USAGE_READ, name="get_balance_of")
@@ -115,13 +114,13 @@ async def get_balance(account: AccountDep, database: DatabaseDep) -> BalanceAnsw
     return await database.read(read)
 
 
-@both.admin_router.post("/tenants/{tenant}/credits", status_code=201)
+@both.operators("POST", "/credits", status_code=201)
 async def add_credit(posting: Annotated[_Posting, Depends()]) -> LedgerEntry:
     """Give a tenant a credit."""
     return await posting.post("credit")
 
 
-@both.admin_router.post("/tenants/{tenant}/payments", status_code=201)
+@both.operators("POST", "/payments", status_code=201)
 async def add_payment(posting: Annotated[_Posting, Depends()]) -> LedgerEntry:
     """Record a payment of a tenant, made before or after it used anything."""
     return await posting.post("payment")
