@@ -77,7 +77,7 @@ from server.launch.settings import Settings
 from server.limits.inflow import Inflow
 from server.limits.memory import MemoryLimiter
 from server.pool.control_files import BaseEntry, numbered
-from server.pool.keys import PoolKeys
+from server.pool.keys import InstallationKeys
 from server.traces.spans import Tracer
 from server.webhooks.delivery import INTERVAL_S as WEBHOOKS_INTERVAL_S
 from server.webhooks.delivery import WebhookDelivery
@@ -107,7 +107,7 @@ def assemble(
     maker = BaseMaker(
         settings,
         database,
-        PoolKeys.of(secrets.pepper).gateway.secret,
+        InstallationKeys.of(secrets.pepper).gateway.secret,
         data_dir / "cache",
         on_end=lambda: settler.wake(),
         number=number,

@@ -21,7 +21,7 @@ from server.launch.placer_config import (
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
 from server.pool.control_files import WantedEngines, members_file, wanted_file
-from server.pool.keys import PoolKeys
+from server.pool.keys import InstallationKeys
 
 _PLACER_STOP_S = 15.0
 """Seconds that the placer gets to deregister from the cluster."""
@@ -62,7 +62,7 @@ class RayCluster:
 
     gpus: Sequence[str] = ()
 
-    def __init__(self, settings: Settings, keys: PoolKeys) -> None:
+    def __init__(self, settings: Settings, keys: InstallationKeys) -> None:
         self._cluster = cluster_of(settings.ray or "auto", settings.data_dir)
         token = secrets.token_hex(32) if self._cluster["address_file"] else ""
         self._environment = ray_environment(environment(without=GATEWAY_ONLY), token)

@@ -9,7 +9,7 @@ import msgspec
 from server.launch.engine_template import EngineTemplate
 from server.launch.homes import Home
 from server.launch.settings import Settings
-from server.pool.keys import PoolKeys
+from server.pool.keys import InstallationKeys
 from server.text.json_object import JsonObject
 
 _KILL_S = 15.0
@@ -43,7 +43,7 @@ class PlacerConfig:
 
     @classmethod
     def of(
-        cls, settings: Settings, keys: PoolKeys, engine_config: JsonObject, home: Home
+        cls, settings: Settings, keys: InstallationKeys, engine_config: JsonObject, home: Home
     ) -> "PlacerConfig":
         """Derive the configuration from the settings of one base model.
 

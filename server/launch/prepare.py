@@ -18,7 +18,7 @@ from server.launch.placed_engines import RayCluster
 from server.launch.secrets import Secrets
 from server.launch.settings import Settings
 from server.launch.supervised_bases import Place, SupervisedBases
-from server.pool.keys import PoolKeys
+from server.pool.keys import InstallationKeys
 
 
 def resolve_settings(settings: Settings) -> Settings:
@@ -48,7 +48,7 @@ def prepare(settings: Settings) -> SupervisedBases:
     secrets = Secrets.load(data_dir, may_make=not shares_parts(settings))
     place: Place = ThisMachine()
     if settings.ray is not None:
-        place = RayCluster(settings, PoolKeys.of(secrets.pepper))
+        place = RayCluster(settings, InstallationKeys.of(secrets.pepper))
     return SupervisedBases(settings, place, Gateways(settings))
 
 

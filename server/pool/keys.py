@@ -29,7 +29,7 @@ class CurveKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolKeys:
+class InstallationKeys:
     """Keys of all engines and of all gateways, by which they prove themselves to each other.
 
     engine: the engines' pair.   gateway: the gateways' pair.
@@ -41,7 +41,7 @@ class PoolKeys:
     pool_id: str
 
     @classmethod
-    def of(cls, pepper: str) -> "PoolKeys":
+    def of(cls, pepper: str) -> "InstallationKeys":
         """Derive the keys from `pepper`, the installation's secret in hex."""
         secret = bytes.fromhex(pepper)
         return cls(

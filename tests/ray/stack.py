@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from server.launch.secrets import Secrets
-from server.pool.keys import PoolKeys
+from server.pool.keys import InstallationKeys
 from tests.e2e.stack import Stack, process_of
 from tests.e2e.streams import wait_until_ready
 
@@ -104,7 +104,7 @@ def start(stack: Stack, environment: dict[str, str]) -> None:
 
 
 def namespace(stack: Stack) -> str:
-    return f"chorale-{PoolKeys.of(Secrets.load(stack.data_dir).pepper).pool_id}"
+    return f"chorale-{InstallationKeys.of(Secrets.load(stack.data_dir).pepper).pool_id}"
 
 
 @contextlib.contextmanager

@@ -25,9 +25,9 @@ from server.launch.homes import Home
 from server.launch.placer_config import PlacerConfig
 from server.launch.settings import Settings
 from server.pool.control_files import Member, members_file, wanted_file
-from server.pool.keys import PoolKeys
+from server.pool.keys import InstallationKeys
 
-KEYS = PoolKeys.of("1" * 64)
+KEYS = InstallationKeys.of("1" * 64)
 
 
 class FakeActor:

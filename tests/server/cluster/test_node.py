@@ -24,10 +24,10 @@ from server.launch.prepare import prepare as prepare_all
 from server.launch.prepare import resolve_settings
 from server.launch.settings import Settings
 from server.pool.control_files import Member, members_file, wanted_file
-from server.pool.keys import PoolKeys
+from server.pool.keys import InstallationKeys
 
 MODEL = Path(demo.__file__).parent / "model"
-KEYS = PoolKeys.of("1" * 64)
+KEYS = InstallationKeys.of("1" * 64)
 
 
 @pytest.fixture
