@@ -39,16 +39,8 @@ class LineKey(NamedTuple):
     unit_nanousd: int
 
 
-@dataclass(slots=True)
-class _Sum:
-    """A sum. quantity: of entries or tokens, or for GB-hours of bytes times milliseconds."""
-
-    quantity: int = 0
-    amount_nanousd: int = 0
-
-    def add(self, quantity: int, amount_nanousd: int) -> None:
-        self.quantity += quantity
-        self.amount_nanousd += amount_nanousd
+_Sums = dict[Any, tuple[int, int]]
+"""(quantity, amount) by key: quantity of entries or tokens, or of bytes times milliseconds."""
 
 
 @dataclass(slots=True)
@@ -66,21 +58,15 @@ class StatementFigures:
     tenant_name: str | None = None
     total_nanousd: int = 0
     _tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_TOKENS, 0))
-    _totals: dict[str, _Sum] = field(default_factory=dict)
-    _lines: dict[LineKey, _Sum] = field(default_factory=dict)
+    _totals: _Sums = field(default_factory=dict)
+    _lines: _Sums = field(default_factory=dict)
     _payments: list[JsonObject] = field(default_factory=list)
     _hash: Any = field(default_factory=hashlib.sha256)
 
     def copy(self) -> "StatementFigures":
         """Return a copy; adding receipts to it leaves the original as it is."""
-        return replace(
-            self,
-            _tokens=dict(self._tokens),
-            _totals={kind: replace(total) for kind, total in self._totals.items()},
-            _lines={key: replace(line) for key, line in self._lines.items()},
-            _payments=list(self._payments),
-            _hash=self._hash.copy(),
-        )
+        names = ("_tokens", "_totals", "_lines", "_payments", "_hash")
+        return replace(self, **{name: getattr(self, name).copy() for name in names})
 
     def add(self, receipt: Receipt) -> None:
         """Add the tenant's next receipt that is on this statement."""
@@ -93,7 +79,7 @@ class StatementFigures:
         self.total_nanousd += amount
         for name in _TOKENS:
             self._tokens[name] += int_of(receipt, name)
-        self._totals.setdefault(kind, _Sum()).add(1, amount)
+        _add(self._totals, kind, 1, amount)
         if kind == "usage":
             self._add_tokens(receipt, amount)
         elif receipt["kept_nanousd"] is not None:
@@ -115,13 +101,11 @@ class StatementFigures:
             "last_receipt_seq": self.last_receipt_seq,
             "receipts_sha256": self._hash.hexdigest(),
             "total_nanousd": self.total_nanousd,
-            "spent_nanousd": sum(
-                total.amount_nanousd for kind, total in self._totals.items() if kind in SPEND_KINDS
-            ),
+            "spent_nanousd": sum(self._totals.get(kind, (0, 0))[1] for kind in SPEND_KINDS),
             **self._tokens,
             "totals": {
-                kind: {"num_entries": total.quantity, "amount_nanousd": total.amount_nanousd}
-                for kind, total in sorted(self._totals.items())
+                kind: {"num_entries": number, "amount_nanousd": amount}
+                for kind, (number, amount) in sorted(self._totals.items())
             },
             "lines": list(self._document_lines()),
             "payments": self._payments,
@@ -129,13 +113,14 @@ class StatementFigures:
 
     def _document_lines(self) -> Iterator[JsonObject]:
         rest: dict[str, int] = defaultdict(int)
-        for key, line in sorted(self._lines.items(), key=lambda item: _order(item[0])):
-            quantity, amount = str(line.quantity), line.amount_nanousd
+        for key in sorted(self._lines, key=_order):
+            count, charged = self._lines[key]
+            quantity, amount = str(count), charged
             if key.meter == "gb_hours":
-                billionths = (line.quantity * 10**9 + GB_HOUR // 2) // GB_HOUR
+                billionths = (count * 10**9 + GB_HOUR // 2) // GB_HOUR
                 quantity = f"{billionths // 10**9}.{billionths % 10**9:09}"
                 amount = (billionths * key.unit_nanousd + 10**9 // 2) // 10**9
-                rest[key.kind] += line.amount_nanousd - amount
+                rest[key.kind] += charged - amount
             yield {**key._asdict(), "quantity": quantity, "amount_nanousd": amount}
         for kind, amount in rest.items():
             if amount:
@@ -163,7 +148,7 @@ class StatementFigures:
         key = LineKey(meter=meter, unit_nanousd=unit, **named)  # type: ignore[arg-type]
         if key not in self._lines and len(self._lines) >= MAX_LINES:
             key = key._replace(model=None, adapter_id=None)
-        self._lines.setdefault(key, _Sum()).add(quantity, amount)
+        _add(self._lines, key, quantity, amount)
 
 
 def canonical(statement: Mapping[str, Any]) -> bytes:
@@ -173,6 +158,11 @@ def canonical(statement: Mapping[str, Any]) -> bytes:
 
 def sha256_of(statement: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(statement)).hexdigest()
+
+
+def _add(sums: _Sums, key: object, quantity: int, amount_nanousd: int) -> None:
+    before = sums.get(key, (0, 0))
+    sums[key] = before[0] + quantity, before[1] + amount_nanousd
 
 
 def _order(key: LineKey) -> tuple[Any, ...]:
