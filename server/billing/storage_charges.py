@@ -10,7 +10,7 @@ as never deleted. A gateway that was down posts all days that it missed.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -25,8 +25,9 @@ from server.database.database import Database
 from server.database.upsert import upsert
 from server.text.times import DAY_MS
 
-Account = Literal["storage", "pins"]
-ACCOUNTS: tuple[Account, ...] = ("storage", "pins")
+STORAGE = "kept/storage"
+ACCOUNTS = (STORAGE, "kept/pins")
+"""What is posted by day, by the names that the table of the engines' journal positions has."""
 Place = tuple[int, str]
 """A day, numbered from 1970-01-01, and the cursor of a page of what was kept on it."""
 
@@ -75,9 +76,7 @@ class Kept:
         stretches = take_days(conn, (now - _GRACE_MS) // DAY_MS, self._page_size)
         return len(post_stretches(conn, self._signer, stretches, now))
 
-    def post_page(
-        self, account: Account, place: Place, conn: Connection
-    ) -> tuple[int, Place | None]:
+    def post_page(self, account: str, place: Place, conn: Connection) -> tuple[int, Place | None]:
         """Post a page of the first day that is over and not posted.
 
         place: after the page before; it counts for its own day only, which another poster may have
@@ -92,12 +91,12 @@ class Kept:
         day = last + 1
         if (day + 1) * DAY_MS + _GRACE_MS > now:
             return 0, None
-        page, begin = stored if account == "storage" else pinned, place[1] * (place[0] == day)
+        page, begin = stored if account == STORAGE else pinned, place[1] * (place[0] == day)
         stretches, after = page(conn, day, begin, self._page_size)
         posted = post_stretches(conn, self._signer, stretches, now)
         if after is not None:
             return len(posted), (day, after)
-        is_it = journal_positions.c.engine_id == _name(account)
+        is_it = journal_positions.c.engine_id == account
         values = {"settled_seq": day, "updated_at_ms": now}
         conn.execute(sa.update(journal_positions).where(is_it).values(**values))
         return len(posted), (day + 1, "")
@@ -194,18 +193,13 @@ def _union(day: int, lifetimes: Sequence[tuple[int, int | None]]) -> list[tuple[
     return spans
 
 
-def _posted_day(conn: Connection, account: Account) -> int | None:
+def _posted_day(conn: Connection, account: str) -> int | None:
     query = sa.select(journal_positions.c.settled_seq)
-    return conn.scalar(query.where(journal_positions.c.engine_id == _name(account)))
+    return conn.scalar(query.where(journal_positions.c.engine_id == account))
 
 
-def _begin(conn: Connection, account: Account, now_ms: int) -> None:
+def _begin(conn: Connection, account: str, now_ms: int) -> None:
     """Record that the days before today are done, so that today is the first day posted."""
-    values = {"engine_id": _name(account), "settled_seq": now_ms // DAY_MS - 1}
+    values = {"engine_id": account, "settled_seq": now_ms // DAY_MS - 1}
     insert = upsert(conn.dialect.name, journal_positions)
     conn.execute(insert.values(**values, updated_at_ms=now_ms).on_conflict_do_nothing())
-
-
-def _name(account: Account) -> str:
-    """Return the account's name in the table of the engines' journal positions."""
-    return f"kept/{account}"

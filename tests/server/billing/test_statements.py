@@ -270,7 +270,7 @@ def test_a_correction_of_an_issued_month_is_on_the_next_statement_and_named_so_i
 def test_a_month_waits_for_what_was_kept_on_its_last_day(sqlite_book):
     def posted(day):
         row = {"settled_seq": day, "updated_at_ms": 0}
-        rows = [row | {"engine_id": f"kept/{account}"} for account in ACCOUNTS]
+        rows = [row | {"engine_id": account} for account in ACCOUNTS]
         sqlite_book.write(lambda conn: conn.execute(sa.delete(journal_positions)))
         sqlite_book.write(lambda conn: conn.execute(sa.insert(journal_positions), rows))
 

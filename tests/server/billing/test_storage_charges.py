@@ -14,7 +14,7 @@ from server.billing import ledger, storage_charges
 from server.billing.prices import DEFAULT_PRICES, add_price
 from server.billing.rating import Prices
 from server.billing.receipts.receipt import sha256_of
-from server.billing.storage_charges import Kept
+from server.billing.storage_charges import STORAGE, Kept
 from server.billing.tables import kept_events
 from server.text.times import DAY_MS
 from tests.registry.rows import add_version
@@ -161,14 +161,14 @@ def test_a_turn_that_was_cut_off_is_taken_up_by_the_next(sqlite_database, clock)
     begin(database, clock)
     clock.now += DAY_MS
     keeper = make_keeper(database, clock, page_size=2)
-    posted, place = database.write_sync(partial(keeper.post_page, "storage", (0, "")))
+    posted, place = database.write_sync(partial(keeper.post_page, STORAGE, (0, "")))
     assert (posted, place[0]) == (2, DAY)
     assert asyncio.run(keeper.turn()) == 3 + 5
     assert turn(database, clock) == 0
     # A second keeper that began the same day finds it posted, and its place is of no other day.
-    assert database.write_sync(partial(keeper.post_page, "storage", place)) == (0, None)
+    assert database.write_sync(partial(keeper.post_page, STORAGE, place)) == (0, None)
     clock.now += DAY_MS
-    assert database.write_sync(partial(keeper.post_page, "storage", (DAY, "zz")))[0] == 2
+    assert database.write_sync(partial(keeper.post_page, STORAGE, (DAY, "zz")))[0] == 2
     sources = database.read_sync(lambda c: c.execute(sa.select(kept_events.c.source_id)).all())
     assert len(set(sources)) == len(sources) == 12
 
