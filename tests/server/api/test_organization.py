@@ -11,7 +11,7 @@ from openai.types.admin.organization import UsageCompletionsResponse, UsageCosts
 from server.billing.prices import get_price
 from server.billing.rating import format_usd
 from server.billing.receipts.receipt import SPEND_KINDS
-from tests.server.billing.test_usage import post_kept, post_payment, post_usage
+from tests.server.export_ledger import give, keep, use_each
 from tests.server.factories import NOW_MS
 from tests.server.in_process import product_of_file
 
@@ -26,13 +26,12 @@ product = product_of_file
 
 def use(user, *requests):
     database = user.product.gateway.database
-    price = database.read_sync(lambda conn: get_price(conn, 1))
     given = [
-        fields | {"tenant": user.tenant_id, "at_ms": (MIDNIGHT + at) * 1000}
+        fields | {"tenant_id": user.tenant_id, "at_ms": (MIDNIGHT + at) * 1000}
         for at, fields in requests
     ]
-    post_usage(database, price, *given)
-    return price
+    use_each(database, *given)
+    return database.read_sync(lambda conn: get_price(conn, 1))
 
 
 def ask(user, what, *, start_time=MIDNIGHT, **params):
@@ -69,7 +68,7 @@ def test_requests_are_counted_in_the_buckets_in_which_they_ended(acme):
 
 
 def test_a_bucket_in_which_nothing_was_asked_is_empty_whatever_was_charged(product, acme):
-    post_payment(product.gateway.database, "credit", acme.tenant_id, (MIDNIGHT + 5) * 1000)
+    give(product.gateway.database, "credit", acme.tenant_id, at_ms=(MIDNIGHT + 5) * 1000)
     assert results(ask(acme, COMPLETIONS, end_time=MIDNIGHT + DAY)) == [[]]
 
 
@@ -101,7 +100,7 @@ def test_a_bucket_that_begins_late_has_what_ended_in_it_only(acme):
     ],
 )
 def test_requests_are_grouped(acme, group_by, expected):
-    use(acme, (5, {}), (6, {"model": "pirate"}), (7, {"model": "pirate", "key": "key2"}))
+    use(acme, (5, {}), (6, {"model": "pirate"}), (7, {"model": "pirate", "key_id": "key2"}))
     [found] = results(ask(acme, COMPLETIONS, group_by=group_by, end_time=MIDNIGHT + DAY))
     assert [(result[group_by], result["num_model_requests"]) for result in found] == expected
 
@@ -122,7 +121,7 @@ def test_requests_are_grouped(acme, group_by, expected):
     ],
 )
 def test_requests_are_filtered(acme, params, count):
-    use(acme, (5, {}), (6, {"model": "pirate"}), (7, {"model": "pirate@3", "key": "key2"}))
+    use(acme, (5, {}), (6, {"model": "pirate"}), (7, {"model": "pirate@3", "key_id": "key2"}))
     [found] = results(ask(acme, COMPLETIONS, end_time=MIDNIGHT + DAY, **params))
     assert sum(result["num_model_requests"] for result in found) == count
 
@@ -195,15 +194,15 @@ def test_a_page_without_a_limit_has_openais_number_of_buckets(acme, what, width,
 
 def test_costs_by_line_item_are_the_ledgers_to_the_nanodollar(product, acme):
     database = product.gateway.database
-    price = use(acme, (5, {"num_cached_tokens": 3}), (6, {"key": "key2"}))
+    price = use(acme, (5, {"num_cached_tokens": 3}), (6, {"key_id": "key2"}))
     at_ms = (MIDNIGHT + 7) * 1000
-    post_kept(database, "storage", acme.tenant_id, at_ms, 10**9, 3_600_000, "d" * 64)
-    post_payment(database, "credit", acme.tenant_id, at_ms, 500)
-    post_payment(database, "payment", acme.tenant_id, at_ms, 10**12)
+    keep(database, acme.tenant_id, at_ms, size_bytes=10**9, duration_ms=3_600_000)
+    give(database, "credit", acme.tenant_id, 500, at_ms)
+    give(database, "payment", acme.tenant_id, 10**12, at_ms)
     body = ask(acme, COSTS, group_by="line_item", end_time=MIDNIGHT + DAY)
     [found] = results(body)
     assert [(r["line_item"], r["amount_nanousd"], r["quantity_unit"]) for r in found] == [
-        ("adapter storage", 5 * 10**8, "gibibyte_hours"),
+        ("adapter storage", price.storage_nanousd, "gibibyte_hours"),
         ("prompt", 11 * price.prompt_nanousd, "tokens"),
         ("cached prompt", 3 * price.cached_nanousd, "tokens"),
         ("completion", 10 * price.completion_nanousd, "tokens"),
@@ -218,7 +217,7 @@ def test_costs_by_line_item_are_the_ledgers_to_the_nanodollar(product, acme):
 
 
 def test_costs_are_filtered_and_grouped(acme):
-    price = use(acme, (5, {}), (6, {"key": "key2"}), (7, {"key": "key2"}))
+    price = use(acme, (5, {}), (6, {"key_id": "key2"}), (7, {"key_id": "key2"}))
     asked = {"end_time": MIDNIGHT + DAY, "line_items[]": ["completion", "correction"]}
     [found] = results(ask(acme, COSTS, **asked, group_by=["api_key_id", "project_id"]))
     amount = 5 * price.completion_nanousd
@@ -266,11 +265,9 @@ def test_what_cannot_be_answered_is_refused_by_name(acme, what, params, param):
 def test_simple_usage_is_what_the_export_of_the_same_time_adds_up_to(product, acme, start, end):
     database = product.gateway.database
     use(acme, (5, {}), (6, {"finish_reason": "error"}), (HOUR, {}), (2 * HOUR, {}))
-    post_kept(
-        database, "storage", acme.tenant_id, (MIDNIGHT + 7) * 1000, 10**9, 3_600_000, "d" * 64
-    )
-    post_payment(database, "credit", acme.tenant_id, (MIDNIGHT + HOUR) * 1000, 7)
-    post_payment(database, "payment", acme.tenant_id, (MIDNIGHT + 9) * 1000, 7)
+    keep(database, acme.tenant_id, (MIDNIGHT + 7) * 1000)
+    give(database, "credit", acme.tenant_id, 7, (MIDNIGHT + HOUR) * 1000)
+    give(database, "payment", acme.tenant_id, 7, (MIDNIGHT + 9) * 1000)
     period = f"start={MIDNIGHT + start}&end={MIDNIGHT + end}"
     usage = acme.call("GET", f"/v1/usage?{period}").json()
     assert (usage["start_time"], usage["end_time"]) == (MIDNIGHT + start, MIDNIGHT + end)
@@ -287,7 +284,7 @@ def test_simple_usage_is_what_the_export_of_the_same_time_adds_up_to(product, ac
 def test_simple_usage_is_what_was_spent_by_any_dimension_and_bookings_stand_apart(product, acme):
     database = product.gateway.database
     use(acme, (5, {}), (DAY, {}))
-    post_payment(database, "credit", acme.tenant_id, (MIDNIGHT + 9) * 1000, 7)
+    give(database, "credit", acme.tenant_id, 7, (MIDNIGHT + 9) * 1000)
     asked = f"/v1/usage?start={MIDNIGHT}&end={MIDNIGHT + 2 * DAY}"
     answer = acme.call("GET", asked).json()
     [whole] = answer["data"]

@@ -16,7 +16,7 @@ from server.billing.prices import get_price
 from server.billing.receipts.check import ReceiptCheck, statement_faults
 from server.billing.statements import Statements
 from server.billing.storage_stretches import Stretch, post_stretches
-from tests.server.billing.test_usage import post_payment
+from tests.server.export_ledger import give
 from tests.server.factories import ENGINE, NOW_MS, make_end, make_hold
 from tests.server.fake_api import Api, fixed, make_run
 
@@ -185,7 +185,7 @@ def test_the_command_line_shows_a_month_and_keeps_it_for_the_verifier(
     ]  # fmt: skip
     signer = product.gateway.signer
     database.write_sync(lambda conn: post_stretches(conn, signer, stretches, NOW_MS))
-    post_payment(database, "payment", acme.tenant_id, NOW_MS, 10**9)
+    give(database, "payment", acme.tenant_id, 10**9)
     issue(product)
     answers = {
         ("GET", "/v1/statements"): (200, get(acme)),

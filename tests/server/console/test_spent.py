@@ -14,12 +14,12 @@ from server.billing.audit.run import audit
 from server.billing.credits import CreditKind
 from server.billing.exports.formats import FORMATS
 from server.billing.months import end_of, month_of
-from server.billing.prices import ensure_price
+from server.billing.prices import DEFAULT_PRICES
 from server.billing.receipts.receipt import Receipt
 from server.billing.statements import Statements
 from server.billing.tenant_figures import list_tenant_figures
-from tests.server.billing.test_usage import KEPT_PRICE, post_kept, post_usage
 from tests.server.console.browsing import SignIn
+from tests.server.export_ledger import keep, use
 from tests.server.factories import NOW_MS
 from tests.server.fake_api import Api, fixed, make_run
 from tests.server.in_process import InProcess, User
@@ -30,7 +30,7 @@ DAYS = f"start={MONTH}-01&end={MONTH}-28"
 TIMES = f"start={MONTH}-01&end={end_of(MONTH) // 1000}"
 UNIX_TIMES = f"start_time={NOW_MS // 1000 - 86_400}&end_time={end_of(MONTH) // 1000}"
 REQUEST = 7 * 150 + 5 * 600
-SPENT = 2 * REQUEST + KEPT_PRICE
+SPENT = 2 * REQUEST + DEFAULT_PRICES.storage_nanousd
 BOOKED = {"credit": -1_700_000_000, "payment": -13_000_000_000, "reversal": 10_200_000_000}
 
 
@@ -41,7 +41,6 @@ def tenant(product: InProcess) -> User:
     """
     user = product.user("spender", scopes=frozenset({"usage:read"}))
     database, signer = product.gateway.database, product.gateway.signer
-    price = database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
 
     def credit(kind: CreditKind, amount_usd: str) -> Receipt:
         amount = int(Decimal(amount_usd) * 10**9)
@@ -54,8 +53,8 @@ def tenant(product: InProcess) -> User:
         options = {"memo": None, "idempotency_key": f"undo {entry_id}", "now_ms": NOW_MS}
         database.write_sync(lambda c: credits.post_correction(c, signer, int(entry_id), **options))
 
-    post_usage(database, price, *[{"tenant": user.tenant_id, "at_ms": NOW_MS}] * 3)
-    post_kept(database, "storage", user.tenant_id, NOW_MS, 10**9, 3_600_000, "d" * 64)
+    use(database, user.tenant_id, 3, at_ms=NOW_MS)
+    keep(database, user.tenant_id, size_bytes=10**9, duration_ms=3_600_000)
     credit("credit", "1.5")
     credit("payment", "3")
     wrong = [credit("credit", "0.2"), credit("payment", "10")]
