@@ -4,13 +4,14 @@ The commands keep an adapter resident, share it, and answer what other tenants o
 """
 
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
 from server.cli.connection import Name
 from server.cli.terminal import say, show_json, show_table
 from server.cli.units import dollars, megabytes, moment
-from server.client.paths import adapter_path, offer_path
+from server.client.paths import adapter_path
 from server.text.json_object import JsonObject
 
 Tenant = Annotated[str, typer.Argument(help="Name or id of the other tenant.")]
@@ -20,8 +21,7 @@ Offered = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The offered 
 def pin(client: Any, name: Name) -> None:
     """Keep the version that `latest` means in the engines' memory, at a price by the hour."""
     made = client.request("PUT", adapter_path(name, "pin"))
-    price, size = dollars(made["price_nanousd_per_hour"]), megabytes(made["size_bytes"])
-    say(f"{name}@{made['version']} stays resident: {size} at {price} an hour.")
+    say(f"{name}@{made['version']} stays resident: {size_and_price(made)}.")
 
 
 def unpin(client: Any, name: Name) -> None:
@@ -61,14 +61,18 @@ def list_offers(client: Any, json: bool) -> None:
 
 def accept(client: Any, model: Offered) -> None:
     """Accept an offer, so that your requests may name the adapter, at your cost."""
-    client.request("PUT", offer_path(model))
+    client.request("PUT", f"/v1/offers/{quote(model)}")
     say(f"Requests may name {model}.")
 
 
 def decline(client: Any, model: Offered) -> None:
     """Decline an offer, which its owner is not told, or give an accepted adapter back."""
-    client.request("DELETE", offer_path(model))
+    client.request("DELETE", f"/v1/offers/{quote(model)}")
     say(f"{model} is declined.")
+
+
+def size_and_price(pin: JsonObject) -> str:
+    return f"{megabytes(pin['size_bytes'])} at {dollars(pin['price_nanousd_per_hour'])} an hour"
 
 
 def _offer_row(offer: JsonObject) -> JsonObject:

@@ -6,11 +6,12 @@ import typer
 
 from server.cli import adapter_aliases, adapter_convert, adapter_push, adapter_sharing
 from server.cli.adapter_aliases import as_share
+from server.cli.adapter_sharing import size_and_price
 from server.cli.api_command import api_command, table
 from server.cli.connection import Name
 from server.cli.passport import show_passport
 from server.cli.terminal import confirm, say, show_facts, show_json, show_table
-from server.cli.units import dollars, megabytes, moment
+from server.cli.units import megabytes, moment
 from server.client.paths import adapter_path
 from server.text.json_object import JsonObject
 
@@ -49,13 +50,15 @@ def list_adapters(
 
 
 def _show(adapter: JsonObject) -> None:
+    pin = adapter["pin"]
     canaries = {alias: as_share(canary) for alias, canary in adapter["canaries"].items()}
     facts = [
         ("name", adapter["id"]),
         ("created", moment(adapter["created_at"])),
         ("aliases", adapter["aliases"]),
         ("canaries", canaries),
-        *_pin(adapter["pin"]),
+        ("pin", pin and f"version {pin['version']}, {size_and_price(pin)}"),
+        *([("pinned since", moment(pin["since"]))] if pin else []),
         ("granted to", _tenants(adapter["grants"], "accepted")),
         ("offered to", _tenants(adapter["grants"], "offered")),
     ]
@@ -150,13 +153,3 @@ def _version_row(version: JsonObject) -> JsonObject:
 
 def _tenants(grants: list[JsonObject], status: str) -> list[str]:
     return [grant["tenant"] for grant in grants if grant["status"] == status]
-
-
-def _pin(pin: JsonObject | None) -> list[tuple[str, str | None]]:
-    if pin is None:
-        return [("pin", None)]
-    size, price = megabytes(pin["size_bytes"]), dollars(pin["price_nanousd_per_hour"])
-    return [
-        ("pin", f"version {pin['version']}, {size} at {price} an hour"),
-        ("pinned since", moment(pin["since"])),
-    ]

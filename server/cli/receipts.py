@@ -96,10 +96,11 @@ def _read_keys(given: list[str]) -> dict[str, "PublicKey"]:
     texts: list[str] = []
     for text in given:
         if Path(text).is_file():
-            document = _read_document(Path(text)) or {}
-            if not isinstance(listed := document.get("data"), list):
-                raise CommandFailed(f"{text} is no answer of /v1/receipts/keys.", 2)
-            texts += [str(_get(item, "public_key")) for item in listed]
+            try:
+                document = _read_document(Path(text)) or {}
+                texts += [str(item["public_key"]) for item in document["data"]]
+            except (LookupError, TypeError):
+                raise CommandFailed(f"{text} is no answer of /v1/receipts/keys.", 2) from None
         else:
             texts.append(text)
     if not texts:
@@ -262,7 +263,3 @@ def _sums(tenant: "TenantSummary") -> JsonObject:
         "amounts_nanousd": tenant.amounts,
         "total_nanousd": tenant.total_nanousd,
     }
-
-
-def _get(item: object, name: str) -> object:
-    return item.get(name) if isinstance(item, dict) else None

@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -186,16 +187,18 @@ def start_serving(
     try:
         settings = resolve_settings(settings)
         with lock_data_dir(settings.data_dir):
-            folder = _empty_folder(settings.data_dir / logs) if logs else None
-            _begin_log(folder and folder / "supervisor.log", settings)
+            files = None
+            if logs:
+                shutil.rmtree(settings.data_dir / logs, ignore_errors=True)
+                space = FreeSpace(settings.disk_reserve_bytes)
+                files = LogFiles(settings.data_dir / logs, space)
+            _begin_log(TextIOWrapper(files.open("supervisor")) if files else sys.stderr, settings)
             bases = prepare(settings)
             admin_key = load_admin_key(settings.data_dir)
             if admin_key.path:
                 say(f"The admin key is in {admin_key.path}")
             if admin_key.is_new and sys.stderr.isatty():
                 say(f"It was made just now: [bold]{admin_key.key}[/bold]")
-            space = FreeSpace(settings.disk_reserve_bytes)
-            files = LogFiles(folder, space) if folder else None
             again = functools.partial(_take_again, bases, given, reload) if reload else None
             replace = bases.gateways.replace
             with Supervisor(bases, logs=files, reload=again, replace=replace) as supervisor:
@@ -220,14 +223,7 @@ def _take_again(
     bases.set_models(settings)
 
 
-def _empty_folder(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
-    return folder
-
-
-def _begin_log(file: Path | None, settings: "Settings") -> None:
-    stream = file.open("a") if file else sys.stderr
+def _begin_log(stream: TextIO, settings: "Settings") -> None:
     handler = logging.StreamHandler(stream)
     log_format = log_lines.choose_format(stream, settings.log_format)
     os.environ[log_lines.VARIABLE] = log_format

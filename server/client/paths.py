@@ -6,9 +6,3 @@ from urllib.parse import quote
 def adapter_path(*names: str | int) -> str:
     """The path of an adapter and what is below it."""
     return "/v1/adapters/" + "/".join(quote(str(name), safe="") for name in names)
-
-
-def offer_path(model: str) -> str:
-    """The path of an offer.   model: the offered adapter as `owner/name`."""
-    owner, _, name = model.partition("/")
-    return f"/v1/offers/{quote(owner, safe='')}/{quote(name, safe='')}"

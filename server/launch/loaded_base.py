@@ -54,13 +54,12 @@ class LoadedBase:
         vocabulary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_vocabulary(vocabulary, self.tokenizer.vocabulary)
         one = self.settings
+        unquantized, drafts = one.unquantized_model, one.draft_model
         return {
             "model_dir": str(self.base.path),
             "base_revision": self.base.base_revision,
-            "unquantized_model_dir": str(one.unquantized_model.resolve())
-            if one.unquantized_model
-            else None,
-            "draft_model_dir": str(one.draft_model.resolve()) if one.draft_model else None,
+            "unquantized_model_dir": unquantized and str(unquantized.resolve()),
+            "draft_model_dir": drafts and str(drafts.resolve()),
             "vocabulary_path": str(vocabulary),
             "eos_token_ids": list(self.tokenizer.eos_token_ids),
             "public_prefixes": _public_prefixes(one.public_prompts, self.tokenizer),

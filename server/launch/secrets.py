@@ -71,21 +71,21 @@ def load_or_create_secret(path: Path) -> str:
 
     Raises SecretError.
     """
-    try:
-        return _load(path)
-    except FileNotFoundError:
+    if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        write_private(draft, _random_secret())
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        replace_secret(draft)
         # A link fails where a rename would replace: of two processes that start at once, the second
         # must not overwrite the secret of the first.
-        os.link(draft, path)
-    except FileExistsError:
-        pass
-    finally:
-        draft.unlink(missing_ok=True)
-    return _load(path)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    if not (secret := path.read_text().strip()):
+        raise SecretError(f"The secret file {path} is empty.")
+    return secret
 
 
 def load_admin_key(data_dir: Path) -> AdminKey:
@@ -98,19 +98,7 @@ def load_admin_key(data_dir: Path) -> AdminKey:
 
 
 def replace_secret(path: Path) -> str:
-    """Replace the secret in `path` by a new one, atomically and with mode 0600."""
-    secret = _random_secret()
-    write_private(path, secret)
-    return secret.decode().strip()
-
-
-def _load(path: Path) -> str:
-    secret = path.read_text().strip()
-    if not secret:
-        raise SecretError(f"The secret file {path} is empty.")
+    """Write 32 new random bytes in hex to `path`, atomically and with mode 0600."""
+    secret = secrets.token_hex(32)
+    write_private(path, f"{secret}\n".encode())
     return secret
-
-
-def _random_secret() -> bytes:
-    """A line with 32 random bytes in hex."""
-    return f"{secrets.token_hex(32)}\n".encode()
