@@ -31,20 +31,17 @@ class Unreadable(ClientError):
 
 
 def sent_files(folder: Path) -> tuple[str, ...]:
-    """Names of the files that an upload of the folder sends. Raises NotAnAdapter."""
-    for filename in ADAPTER_FILES:
-        if not (folder / filename).is_file():
-            raise NotAnAdapter(folder, filename)
-    return tuple(filename for filename in SENT_FILES if (folder / filename).is_file())
+    """Names of the files that an upload of the folder sends."""
+    return tuple(name for name in SENT_FILES if name in ADAPTER_FILES or (folder / name).is_file())
 
 
 def size_bytes_of(folder: Path) -> int:
-    """Bytes of the files that an upload sends. Raises NotAnAdapter."""
+    """Bytes of the files that an upload sends. Raises FileNotFoundError."""
     return sum((folder / filename).stat().st_size for filename in sent_files(folder))
 
 
 def describe(folder: Path) -> dict[str, JsonObject]:
-    """Size and sha256 of each file, as an upload declares them. Raises NotAnAdapter, Unreadable."""
+    """Size and sha256 of each file, as an upload declares them. Raises Unreadable."""
     files: dict[str, JsonObject] = {}
     for filename in sent_files(folder):
         path = folder / filename

@@ -19,11 +19,6 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
     return [str(number) for number in range(len(found))]
 
 
-def share_of(number: int, size: int, gpus: Sequence[str]) -> str:
-    """The variable's value for engine `number`, counted from 1, which takes `size` GPUs."""
-    return ",".join(gpus[(number - 1) * size : number * size])
-
-
 def gpus_for(
     settings: ModelSettings, visible: Sequence[str], taken: Collection[str]
 ) -> tuple[str, ...]:

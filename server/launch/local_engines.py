@@ -14,7 +14,7 @@ from engine.wire.endpoint import Endpoint
 from server.launch.children import Kind, engine_child, fetcher_child
 from server.launch.engine_folders import engine_name, unsettled_engines
 from server.launch.gpus import VARIABLE as GPUS_VARIABLE
-from server.launch.gpus import share_of, visible_gpus
+from server.launch.gpus import visible_gpus
 from server.launch.homes import Home
 from server.launch.loaded_base import LoadedBase
 from server.launch.settings import Settings
@@ -112,8 +112,11 @@ class LocalEngines:
         one = self._settings
         if kind == "retired" or one is None:
             return child
-        share = share_of(number, one.tensor_parallel_size, self._gpus)
-        environment = {**child.environment, **({GPUS_VARIABLE: share} if share else {})}
+        size = one.tensor_parallel_size
+        share = self._gpus[(number - 1) * size : number * size]
+        own_gpus = {GPUS_VARIABLE: ",".join(share)} if share else {}
         return replace(
-            child, environment=environment, leave_timeout_s=one.leave_timeout_s + _KILL_S
+            child,
+            environment={**child.environment, **own_gpus},
+            leave_timeout_s=one.leave_timeout_s + _KILL_S,
         )

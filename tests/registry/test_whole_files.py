@@ -1,6 +1,6 @@
 import os
 import stat
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,11 +10,8 @@ from registry.whole_files import write_whole
 def test_a_file_is_its_owners_alone_and_whole_whoever_writes_it(tmp_path):
     path = tmp_path / "file"
     contents = [bytes([number]) * 100_000 for number in range(4)]
-    writers = [threading.Thread(target=write_whole, args=(path, each)) for each in contents]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
+    with ThreadPoolExecutor(4) as writers:
+        list(writers.map(write_whole, [path] * 4, contents))
     assert path.read_bytes() in contents
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == ["file"]

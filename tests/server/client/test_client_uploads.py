@@ -1,6 +1,6 @@
 import pytest
 
-from server.client.files import CONFIG_FILE, WEIGHTS_FILE, NotAnAdapter, Unreadable
+from server.client.files import CONFIG_FILE, WEIGHTS_FILE, Unreadable
 from server.client.http import ApiRefused, ServerUnreachable
 from server.client.progress import Watcher
 from server.client.uploads import (
@@ -142,13 +142,6 @@ def test_a_refused_part_is_not_sent_again(server, folder):
     assert server.num_calls("PUT", "") == 1
 
 
-def test_a_folder_without_both_files_is_no_adapter(server, folder):
-    (folder / WEIGHTS_FILE).unlink()
-    with pytest.raises(NotAnAdapter, match=WEIGHTS_FILE):
-        make_uploader(server).push("mine", folder)
-    assert server.log == []
-
-
 def test_a_file_that_is_gone_while_it_is_sent_is_one_sentence(server, folder):
     server.faults = [lambda *_: (folder / WEIGHTS_FILE).unlink()]
     with pytest.raises(Unreadable, match=rf"{WEIGHTS_FILE}: No such file"):
@@ -253,13 +246,6 @@ def test_bytes_that_the_server_has_are_not_sent_again(server, folder):
     pushed = make_uploader(server).push("mine", folder)
     assert (pushed.upload["version"]["version"], pushed.is_known) == (1, True)
     assert server.num_calls("PUT", "") == 0
-
-
-def test_a_dry_run_has_a_passport_and_no_name(server, folder):
-    upload = make_uploader(server).validate(folder)
-    assert upload["passport"]["rank"] == 8
-    assert upload["adapter"] is None
-    assert server.log[0] == ("POST", "/v1/adapters:validate")
 
 
 def test_a_store_that_takes_no_parts_is_said_in_the_users_words(server, folder):

@@ -12,7 +12,6 @@ import demo
 from engine.config import EngineConfig
 from engine.leaving import mark_settled
 from engine.wire.encoding import read_vocabulary
-from registry.extras import ExtraMissing
 from server.cluster.node import Node, prepare
 from server.cluster.pool import Pool
 from server.launch.engine_template import EngineTemplate
@@ -242,12 +241,6 @@ def test_what_an_earlier_pool_left_is_settled_by_its_own_placer_on_the_cluster_o
     assert config.address_file
     now = PlacerConfig.read(settings.data_dir / "placer.json")
     assert now == dataclasses.replace(config, address="10.0.0.1:6379", address_file="")
-
-
-def test_without_its_package_a_cluster_is_refused_by_name(settings, monkeypatch):
-    monkeypatch.setattr("registry.extras.find_spec", lambda name: None)
-    with pytest.raises(ExtraMissing, match=r"ray.*pip install -e '\.\[ray\]'"):
-        prepare_all(settings)
 
 
 def test_engines_that_are_started_otherwise_are_others(config):

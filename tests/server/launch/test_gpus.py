@@ -1,4 +1,4 @@
-from server.launch.gpus import share_of, visible_gpus
+from server.launch.gpus import visible_gpus
 
 
 def test_the_gpus_are_those_that_the_variable_shows():
@@ -11,9 +11,3 @@ def test_without_the_variable_they_are_the_devices_of_this_machine(tmp_path):
         (tmp_path / name).touch()
     assert visible_gpus({}, tmp_path) == ["0", "1"]
     assert visible_gpus({}, tmp_path / "none") == []
-
-
-def test_no_two_engines_share_a_gpu():
-    gpus = ["0", "1", "2", "3", "4"]
-    assert [share_of(number, 1, gpus) for number in (1, 2, 5)] == ["0", "1", "4"]
-    assert [share_of(number, 2, gpus) for number in (1, 2)] == ["0,1", "2,3"]

@@ -150,6 +150,7 @@ def test_no_context_is_longer_than_the_model_was_made_for(tmp_path):
     [
         ({"database_url": "postgresql://localhost/x"}, "psycopg"),
         ({"storage": "s3://bucket/prefix"}, "boto3"),
+        ({"ray": "local"}, "ray"),
     ],
 )
 def test_what_needs_a_package_that_is_missing_starts_nothing(tmp_path, monkeypatch, given, package):

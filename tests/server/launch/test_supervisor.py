@@ -341,20 +341,12 @@ def test_a_child_that_never_beats_is_started_again_as_one_that_failed_to_start(t
 # ---- a plan that changes ----
 
 
-def test_who_is_planned_later_is_started_then():
+def test_who_is_planned_is_started_and_who_is_no_more_is_asked_to_go_and_stays_away(tmp_path):
+    log = tmp_path / "log"
     plan = [make_child("a")]
     with Supervisor(lambda: plan, FAST) as supervisor:
-        first = supervisor.pids["a"]
-        plan.append(make_child("b"))
-        supervisor.tend()
-        assert set(supervisor.pids) == {"a", "b"}
-        assert supervisor.pids["a"] == first
-
-
-def test_who_is_planned_no_more_is_asked_to_go_and_not_started_again(tmp_path):
-    log = tmp_path / "log"
-    plan = [make_child("a"), make_child("b", NOTE_SIGTERM, log, "b")]
-    with Supervisor(lambda: plan, FAST) as supervisor:
+        assert set(supervisor.pids) == {"a"}
+        plan.append(make_child("b", NOTE_SIGTERM, log, "b"))
         run_until(supervisor, Path(f"{log}b").exists)
         first = supervisor.pids
         del plan[1]
@@ -435,13 +427,15 @@ def test_a_child_that_ignores_sigterm_is_killed_when_its_time_is_up(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run(number):
+def test_a_signal_ends_the_run_and_is_handled_as_before_afterwards(number):
+    before = signal.getsignal(number)
     with Supervisor([make_child()], FAST) as supervisor:
         pid = supervisor.pids["child"]
         os.kill(os.getpid(), number)
         supervisor.run()
         assert supervisor.is_stopping
     assert not is_alive(pid)
+    assert signal.getsignal(number) == before
 
 
 def test_a_second_signal_does_not_wait_for_the_drain(tmp_path):
@@ -463,23 +457,9 @@ def test_work_that_polls_nothing_is_left_at_a_signal_and_the_children_stop():
             wait_until(lambda: os.kill(os.getpid(), signal.SIGTERM))
         with pytest.raises(Interrupted), supervisor.interruptible():
             pytest.fail("the signal came before the block")
+        signal.raise_signal(signal.SIGTERM)  # outside of such work it interrupts nothing
         supervisor.run()
     assert not is_alive(pid)
-
-
-def test_outside_of_such_work_a_signal_interrupts_nothing():
-    with Supervisor([], FAST) as supervisor:
-        with supervisor.interruptible():
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert supervisor.is_stopping
-
-
-def test_the_handlers_of_before_are_put_back():
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with Supervisor([], FAST):
-        assert signal.getsignal(signal.SIGTERM) != before[0]
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
 def test_a_terminals_ctrl_c_reaches_children_only_through_the_supervisor():
