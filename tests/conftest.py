@@ -17,6 +17,9 @@ from tests.redis_server import RedisServer, redis_binary
 from tests.timings import Timings
 
 interpreter.use()
+# The tests do not see the settings of the user who runs them.
+for _name in [name for name in os.environ if name.startswith("CHORALE_")]:
+    del os.environ[_name]
 
 # Settings of the user who runs the tests are none of theirs, nor of the processes that they start.
 for _name in [name for name in os.environ if name.startswith("CHORALE_")]:

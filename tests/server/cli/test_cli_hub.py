@@ -98,7 +98,7 @@ class FakeHub:
 
 def run_all(folder, hub_url, server_url, commands, **environment):
     """Run pushes in one process, one after another; {arguments: (exit code, stderr)}."""
-    kept = {n: v for n, v in os.environ.items() if not n.startswith(("HF_", "CHORALE_"))}
+    kept = {n: v for n, v in os.environ.items() if not n.startswith("HF_")}
     own = {
         "HF_ENDPOINT": hub_url,
         "HF_HOME": str(folder / "hub"),
