@@ -26,7 +26,6 @@ from lora.log_lines import choose_format, take_all
 from registry.extras import ExtraMissing
 from server.api.app import create_app
 from server.api.connections import Connections
-from server.api.gateway import Gateway
 from server.api.http_protocol import HttpLimits, LimitedProtocol, protocol
 from server.assembly import assemble
 from server.console.mounting import mount
@@ -72,7 +71,8 @@ def main() -> None:
         admin_key = load_admin_key(settings.data_dir)
         entries = bases_file(settings.data_dir).read()
         with beat.busy("starting", _START_S):
-            gateway = _migrated(assemble(settings, entries, admin_key, number))
+            gateway = assemble(settings, entries, admin_key, number)
+            gateway.database.migrate()
             app = mount(create_app(gateway, writer.write))
     except (DatabaseDamaged, ExtraMissing, NewerSchema, OSError, UnsupportedDatabase) as error:
         logger.error("%s", error)
@@ -165,16 +165,6 @@ class _Server(uvicorn.Server):
         await asyncio.sleep(_LOOK_S)  # connections that were taken just before are made meanwhile
         while may_one_come():
             await asyncio.sleep(_LOOK_S)
-
-
-def _migrated(gateway: Gateway) -> Gateway:
-    """Bring the gateway's database to this release's schema. Raises NewerSchema."""
-    try:
-        gateway.database.migrate()
-    except NewerSchema:
-        gateway.database.close()
-        raise
-    return gateway
 
 
 def _connections(settings: Settings) -> Connections:
