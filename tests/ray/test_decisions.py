@@ -1,7 +1,9 @@
-"""Decisions of placer and coordinator, with actors that answer at once and no cluster."""
+"""Decisions of placer, coordinator and actor, without a cluster."""
 
 import importlib.util
 import json
+import tempfile
+import time
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -17,6 +19,7 @@ import ray.util
 from engine.leaving import mark_settled
 from engine.wire.encoding import write_vocabulary
 from server.cluster import coordinator
+from server.cluster.actor import EngineActor
 from server.cluster.coordinator import LINGER_S, SILENCE_S, Coordinator, Slot
 from server.cluster.placer import Placer, PoolRefused
 from server.cluster.pool import Placed, Pool
@@ -317,3 +320,24 @@ def test_another_model_is_refused_while_somebody_is_there_and_replaces_all_once_
     assert world.ask(1, pool=other) is None
     world.turn()
     assert world.coordinator._slots[1].template_id == "t2"
+
+
+# ---- the actor ----
+
+
+def test_an_actor_says_why_its_process_ends_and_is_gone_once_that_has_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    config = make_config(tmp_path, model="/none")
+    actor = EngineActor(asdict(Pool.of_config(config, has_gpus=False)), 2, "engine")
+    assert "node 10.0.0.7: the data_dir (or pool_dir)" in actor.tend("serve")["problem"]
+    config.template.publish(tmp_path)
+
+    def wait_for(role, expected):
+        until = time.monotonic() + 60
+        while not expected(placed := actor.tend(role)):
+            assert time.monotonic() < until, placed
+            time.sleep(0.02)
+
+    wait_for("serve", lambda placed: "There is no model '/none'" in placed["problem"])
+    wait_for("leave", lambda placed: placed["is_gone"])
