@@ -108,7 +108,7 @@ def _report(effects: "Sequence[Effect]", rank: int) -> JsonObject:
         "worst_error": errors[worst],
         "worst_module": worst,
         "mean_error": sum(errors.values()) / len(errors),
-        "share_kept": 1 - lost / sum(effect.total() for effect in effects),
+        "share_kept": 1 - lost / sum(effect.lost(0) for effect in effects),
         "errors": errors,
     }
 

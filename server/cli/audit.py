@@ -1,7 +1,5 @@
 """`chorale audit`: compares what the ledger says in one place with what it says in another."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +10,7 @@ from server.cli.terminal import CommandFailed, say, show, show_json, show_table,
 from server.cli.units import time_option
 
 if TYPE_CHECKING:
-    from server.billing.audit.report import Progress, Report
+    from server.billing.audit.report import Report
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -38,14 +36,17 @@ def audit(
     from server.launch.engine_folders import engine_folders
 
     engine_dirs = engine_folders(data_dir)
-    with open_beside(data_dir, database_url) as database, _telling() as tell:
+    with (
+        open_beside(data_dir, database_url) as database,
+        stderr().status("Auditing ...") as status,
+    ):
+
+        def tell(check: str, num_rows: int) -> None:
+            status.update(f"Auditing {check}: {num_rows:,} rows")
+
+        since_ms = 1000 * (since or 0)
         report = database.read_sync(
-            lambda conn: run_audit(
-                conn,
-                engine_dirs=engine_dirs,
-                since_ms=1000 * (since or 0),
-                progress=tell,
-            )
+            lambda conn: run_audit(conn, engine_dirs=engine_dirs, since_ms=since_ms, progress=tell)
         )
     if json:
         show_json(report_body(report))
@@ -82,13 +83,6 @@ def acknowledge(
     except (Fault, SecretError) as error:
         raise CommandFailed(str(error)) from error
     show(f"entry {receipt['entry_id']} of {receipt['amount_usd']} dollars: {receipt['memo']}")
-
-
-@contextmanager
-def _telling() -> "Iterator[Progress]":
-    """Show the audit's progress on a terminal."""
-    with stderr().status("Auditing ...") as status:
-        yield lambda check, num_rows: status.update(f"Auditing {check}: {num_rows:,} rows")
 
 
 def _show(report: "Report", *, has_engine: bool) -> None:

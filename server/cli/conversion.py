@@ -84,16 +84,12 @@ class Effect:
         return cls(module, values.double(), a, b)
 
     def lost(self, rank: int) -> float:
-        """Squared Frobenius norm of what a LoRA of this rank leaves out."""
+        """Squared Frobenius norm of what a LoRA of this rank leaves out; of 0, the whole effect."""
         return float((self.values[rank:] ** 2).sum())
-
-    def total(self) -> float:
-        """Squared Frobenius norm of the whole effect."""
-        return self.lost(0)
 
     def error(self, rank: int) -> float:
         """Relative error of a LoRA of this rank, in the Frobenius norm."""
-        return math.sqrt(self.lost(rank) / self.total())
+        return math.sqrt(self.lost(rank) / self.lost(0))
 
     def rank_within(self, max_error: float) -> int:
         """The smallest rank whose error is at most `max_error`."""

@@ -20,7 +20,9 @@ def show_passport(passport: JsonObject, version: JsonObject | None = None) -> No
     price = passport.get("storage_nanousd_per_month")
     if price is not None:
         rows.append(("storage", f"{dollars(price)} a month"))
-    rows += [("warning", warning) for warning in _warnings(passport)]
+    proof = passport.get("canary") or {}
+    warnings = (*passport.get("warnings", ()), *proof.get("warnings", ()))
+    rows += [("warning", warning) for warning in warnings]
     show_facts("passport", rows)
 
 
@@ -77,8 +79,3 @@ def _proof(proof: JsonObject | None) -> Iterator[Row]:
     yield "on the device", megabytes(proof["device_bytes"])
     if proof.get("cold_load_s") is not None:
         yield "cold load", milliseconds(proof["cold_load_s"])
-
-
-def _warnings(passport: JsonObject) -> list[str]:
-    proof = passport.get("canary") or {}
-    return [*passport.get("warnings", ()), *proof.get("warnings", ())]
