@@ -10,7 +10,6 @@ No request depends on it: the meaning of a name is read from the database at eve
     a tenant was suspended    ForgetDrafts for all that it used
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -57,12 +56,6 @@ class AdapterWatch:
     _told: dict[int, tuple[Welcome, ...]] = field(default_factory=dict)
     _cleaned_at_ms: int = 0
     _is_failing: bool = False
-
-    async def run(self) -> None:
-        """Call `tick` every TICK_S until cancelled."""
-        while True:
-            await self.tick()
-            await asyncio.sleep(TICK_S)
 
     async def tick(self) -> None:
         """Read new events once and act on them. After a failed read, the next tick reads them."""

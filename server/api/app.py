@@ -5,7 +5,7 @@ import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from registry.errors import Fault, StorageError
 from registry.uploads.sweep import purge, sweep_objects, sweep_uploads
-from server.adapters.watch import AdapterWatch
+from server.adapters.watch import TICK_S, AdapterWatch
 from server.api.endpoints import (
     adapters,
     admin,
@@ -56,6 +56,7 @@ from server.billing.prices import ensure_price
 from server.billing.receipts.signing_keys import record_key
 from server.database.clock import now_ms
 from server.database.database import DatabaseError
+from server.inference import base_follower, cancels, limit_refusals
 from server.inference.bases import Bases
 from server.version import VERSION
 
@@ -182,17 +183,26 @@ def _background(gateway: Gateway) -> Iterator[Coroutine[Any, Any, None]]:
     """The work that runs until the gateway's end."""
     bases = gateway.bases
     yield _sweep(gateway)
-    yield AdapterWatch(
+    watch = AdapterWatch(
         gateway.database, bases.models, lambda: [(base.model, base.engines) for base in bases]
-    ).run()
-    yield gateway.follower.run()
+    )
+    yield _every(TICK_S, watch.tick)
+    yield _every(base_follower.TURN_S, gateway.follower.look)
+    yield _every(cancels.POLL_S, gateway.cancels.look)
+    yield _every(limit_refusals.INTERVAL_S, gateway.limit_refusals.tell)
     yield gateway.prover.run()
     yield gateway.failures.run()
     yield gateway.chores.run()
-    yield gateway.cancels.watch()
     yield gateway.drain.run()
     yield gateway.limiter.run()
-    yield gateway.limit_refusals.run()
+
+
+async def _every(interval_s: float, turn: Callable[[], Awaitable[None]]) -> None:
+    """Take a turn at once, and one so many seconds after each; the database may fail for one."""
+    while True:
+        with contextlib.suppress(DatabaseError):
+            await turn()
+        await asyncio.sleep(interval_s)
 
 
 async def _sweep(gateway: Gateway) -> None:

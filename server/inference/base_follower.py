@@ -56,7 +56,7 @@ class BaseFollower:
         self._keeping: dict[str, asyncio.Task[None]] = {}
         self._unloadable: list[BaseEntry] = []
 
-    # ---- start, end, and the background task ----
+    # ---- start, end, and what is looked for ----
 
     async def start(self) -> None:
         """Connect to the engines of the base models that there are."""
@@ -73,12 +73,6 @@ class BaseFollower:
             base.keeper.leave()
         for engines in self._bases.pools.values():
             await engines.close()
-
-    async def run(self) -> None:
-        """Look four times a second, until this task is cancelled."""
-        while True:
-            await self.look()
-            await asyncio.sleep(TURN_S)
 
     async def look(self) -> None:
         """Take over what has changed since the last call."""

@@ -4,8 +4,6 @@ A request ends at the gateway that runs it. Another gateway leaves a note with t
 and all gateways look for notes once a second. With SQLite there is only one gateway, and no notes.
 """
 
-import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,12 +12,12 @@ from sqlalchemy.engine import Connection
 
 from server.billing.tables import IS_CANCELLED, IS_OPEN, holds
 from server.database.clock import now_ms
-from server.database.database import Database, LedgerUnavailable
+from server.database.database import Database
 from server.inference.attempts import attempt_ids, parent_of
 from server.inference.bases import Bases
 from server.pool.running import Parent, RunningRequest
 
-_POLL_S = 1.0
+POLL_S = 1.0
 _MAX_FOUND = 1000
 """Most notes of one poll, the newest first: a dead gateway's stay until its holds are voided."""
 
@@ -46,13 +44,6 @@ class Cancels:
         if found or self.database.is_sqlite:
             return bool(found)
         return await self.database.write(lambda conn: note_cancel(conn, tenant_id, request_ids))
-
-    async def watch(self) -> None:
-        """Look for cancelled requests every second, until this task is cancelled."""
-        while True:
-            await asyncio.sleep(_POLL_S)
-            with contextlib.suppress(LedgerUnavailable):  # the next poll tries again
-                await self.look()
 
     async def look(self) -> None:
         """Abort requests of this gateway that were cancelled anywhere. Raises LedgerUnavailable.

@@ -1,9 +1,7 @@
 """Tells tenants by webhook which of their limits refused requests, and how many."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -11,7 +9,7 @@ from typing import Literal
 from sqlalchemy.engine import Connection
 
 from server.database.clock import now_ms
-from server.database.database import Database, DatabaseError
+from server.database.database import Database
 from server.limits.rules import Limit, Metric
 from server.text.times import HOUR_MS
 from server.webhooks.events import get_webhook, insert_event, new_event
@@ -27,7 +25,7 @@ _KINDS: dict[Metric, RefusingLimit] = {
     "tokens": "tokens_per_minute",
     "concurrency": "concurrency",
 }
-_INTERVAL_S = 5.0
+INTERVAL_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -50,15 +48,8 @@ class LimitRefusals:
         if limit.scope == "tenant":
             self._counts[limit] += 1
 
-    async def run(self) -> None:
-        """Tell every few seconds, until cancelled."""
-        while True:
-            await asyncio.sleep(_INTERVAL_S)
-            with suppress(DatabaseError):  # counts on their way are lost
-                await self.tell()
-
     async def tell(self) -> None:
-        """Insert the events that are due. Raises DatabaseError."""
+        """Insert the events that are due. Raises DatabaseError; then their counts are lost."""
         at_ms = self.clock()
         hour = at_ms // HOUR_MS
         self._hours = {limit: told for limit, told in self._hours.items() if told == hour}

@@ -6,9 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,8 @@ from server.__main__ import main
 from server.accounts.admin_key import AdminKey
 from server.api.app import create_app
 from server.assembly import assemble
-from server.database.database import DEFAULT_FILE, Database
+from server.database.database import DEFAULT_FILE, Database, LedgerUnavailable
+from server.inference import limit_refusals
 from server.launch.settings import Settings
 from server.limits.memory import MemoryLimiter
 from tests.server.bases import change_base, demo_entries
@@ -113,6 +116,34 @@ def test_whether_limits_are_degraded_is_a_metric(
     gateway.database.close()
 
 
+def live_until(migrated_sqlite: Path, folder: Path, is_enough: Callable[[], bool], **parts: Any):
+    """Run a gateway that has these parts."""
+    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
+    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
+    app = create_app(replace(product.gateway, **parts))
+
+    async def run() -> None:
+        async with app.router.lifespan_context(app), asyncio.timeout(20):
+            while not is_enough():
+                await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_work_goes_on_after_a_turn_for_which_the_database_was_away(
+    migrated_sqlite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = []
+
+    class Away:
+        async def tell(self) -> None:
+            turns.append(1)
+            raise LedgerUnavailable("gone")
+
+    monkeypatch.setattr(limit_refusals, "INTERVAL_S", 0.0)
+    live_until(migrated_sqlite, tmp_path, lambda: len(turns) > 1, limit_refusals=Away())
+
+
 def test_background_work_that_fails_is_in_the_log_with_its_trace(
     migrated_sqlite: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,16 +151,10 @@ def test_background_work_that_fails_is_in_the_log_with_its_trace(
         async def run(self) -> None:
             raise KeyError("insides")
 
-    shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
-    product = InProcess.build(tmp_path, f"sqlite:///{tmp_path / DEFAULT_FILE}")
-    app = create_app(replace(product.gateway, failures=Broken()))
+    def is_told() -> bool:
+        return any(record.name == "server.api.app" for record in caplog.records)
 
-    async def run() -> None:
-        async with app.router.lifespan_context(app):
-            while not any(record.name == "server.api.app" for record in caplog.records):
-                await asyncio.sleep(0)
-
-    asyncio.run(run())
+    live_until(migrated_sqlite, tmp_path, is_told, failures=Broken())
     (record,) = [record for record in caplog.records if record.name == "server.api.app"]
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], KeyError)
