@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from server.limits.rules import Holder, Limit, Standing
-from server.limits.states import units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Call:
         found.append(int(has_counted))
         for limit in self.limits:
             kind = "seats" if limit.metric == "concurrency" else "rate"
-            found += [kind, limit.amount, units_of(limit.metric, self.tokens)]
+            found += [kind, limit.amount, limit.units(self.tokens)]
         return found
 
     def read(self, reply: list[Any]) -> Answer:

@@ -143,19 +143,18 @@ class MemoryLimiter:
         return answer
 
     async def _answer(self, call: Call) -> Answer:
-        return self._count(call, call.limits)
+        return self._count(call)
 
-    def _count(self, call: Call, limits: Sequence[Limit]) -> Answer:
-        """Do a call under `limits`: the call's own, or the same ones with other amounts."""
-        now_ms, tokens, waits = self._now_ms(), call.tokens or 0, list[int]()
+    def _count(self, call: Call) -> Answer:
+        """Do a call here."""
+        now_ms, waits = self._now_ms(), list[int]()
         if call.command == "acquire":
-            waits = self._states.acquire(call.request_id, limits, tokens, call.lifetime_ms, now_ms)
+            waits = self._states.acquire(call, now_ms)
         elif call.command == "check":
-            waits = self._states.check(limits, tokens, now_ms)
+            waits = self._states.check(call, now_ms)
         with_holders = call.command == "standings"
-        return Answer(
-            tuple(waits), self._states.standings(limits, now_ms, with_holders=with_holders)
-        )
+        standings = self._states.standings(call.limits, now_ms, with_holders=with_holders)
+        return Answer(tuple(waits), standings)
 
     def _now_ms(self) -> int:
         """The time by the clock, which goes on from that of the gateway before."""

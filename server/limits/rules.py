@@ -26,6 +26,12 @@ class Limit:
     scope_id: str
     amount: int
 
+    def units(self, tokens: int | None) -> int:
+        """What one request takes of it.   tokens: its tokens; None if it never ran."""
+        if tokens is None:
+            return 0
+        return tokens if self.metric == "tokens" else 1
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:

@@ -126,11 +126,11 @@ class SharedLimiter(MemoryLimiter):
     async def _answer(self, call: Call) -> Answer:
         answer = await self._ask(call) if self._redis_counts.is_set() else None
         if answer is None:
-            answer = self._count(call, self._parts(call.limits))
+            answer = self._count(self._part(call))
             each = zip(call.limits, answer.standings, strict=True)
             return replace(answer, standings=tuple(replace(it, limit=limit) for limit, it in each))
         if call.command == "acquire" and not any(answer.waits):
-            self._note(call)
+            self._states.note(self._part(call), self._clock())
         return answer
 
     async def _ask(self, call: Call) -> Answer | None:
@@ -147,18 +147,14 @@ class SharedLimiter(MemoryLimiter):
         self._note_age(reply[0])
         return call.read(reply)
 
-    def _note(self, call: Call) -> None:
-        """Charge a request that Redis let pass to this gateway's own states as well."""
-        parts, tokens = self._parts(call.limits), call.tokens or 0
-        self._states.note(call.request_id, parts, tokens, call.lifetime_ms, self._clock())
-
-    def _parts(self, limits: tuple[Limit, ...]) -> list[Limit]:
-        """Limits to this gateway's parts; the parts of all gateways add up to the whole."""
+    def _part(self, call: Call) -> Call:
+        """The call under this gateway's part of each limit; all parts add up to the whole."""
         place, number = self._place
-        return [
+        parts = (
             replace(it, amount=it.amount * (place + 1) // number - it.amount * place // number)
-            for it in limits
-        ]
+            for it in call.limits
+        )
+        return replace(call, limits=tuple(parts))
 
     def _count_here(self) -> None:
         self._num_beats = 0

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from server.limits.bucket import WINDOW_MS, Bucket, Seats
+from server.limits.calls import Call
 from server.limits.rules import Grant, Limit, Metric, Standing
 
 _SWEEP_MS = 1000
@@ -26,58 +27,43 @@ class States:
         self.states: dict[Key, State] = {}
         self._swept_ms = born_ms
 
-    def acquire(
-        self,
-        request_id: str,
-        limits: Sequence[Limit],
-        tokens: int,
-        lifetime_ms: int,
-        now_ms: int,
-    ) -> list[int]:
+    def acquire(self, call: Call, now_ms: int) -> list[int]:
         """Milliseconds to wait for each limit; all are 0 if all were charged."""
         waits = []
         states = []
-        for limit in limits:
+        for limit in call.limits:
             state = self._state(limit, now_ms)
             states.append(state)
             if state is None:
                 waits.append(_SWEEP_MS)
             else:
                 state.touch(limit.amount, now_ms)
-                asked = units_of(limit.metric, tokens)
-                waits.append(state.wait_ms(limit.amount, asked, now_ms))
+                waits.append(state.wait_ms(limit.amount, limit.units(call.tokens), now_ms))
         if not any(waits):
-            for state, limit in zip(states, limits, strict=True):
+            for state, limit in zip(states, call.limits, strict=True):
                 assert state is not None
-                state.charge(request_id, units_of(limit.metric, tokens), lifetime_ms)
+                state.charge(call.request_id, limit.units(call.tokens), call.lifetime_ms)
         return waits
 
-    def note(
-        self,
-        request_id: str,
-        limits: Sequence[Limit],
-        tokens: int,
-        lifetime_ms: int,
-        now_ms: int,
-    ) -> None:
+    def note(self, call: Call, now_ms: int) -> None:
         """Charge a request that Redis let pass, under each limit for whose state there is room."""
-        for limit in limits:
+        for limit in call.limits:
             if state := self._state(limit, now_ms):
                 state.touch(limit.amount, now_ms)
-                state.charge(request_id, units_of(limit.metric, tokens), lifetime_ms)
+                state.charge(call.request_id, limit.units(call.tokens), call.lifetime_ms)
 
-    def check(self, limits: Sequence[Limit], tokens: int, now_ms: int) -> list[int]:
+    def check(self, call: Call, now_ms: int) -> list[int]:
         """Milliseconds to wait for each limit, of which none is charged."""
         return [
-            self._view(limit).wait_ms(limit.amount, units_of(limit.metric, tokens), now_ms)
-            for limit in limits
+            self._view(limit).wait_ms(limit.amount, limit.units(call.tokens), now_ms)
+            for limit in call.limits
         ]
 
     def release(self, grant: Grant, used_tokens: int | None, now_ms: int) -> None:
         for limit in grant.limits:
             state = self.states.get(_key(limit))
             if state is not None:
-                state.release(grant.request_id, units_of(limit.metric, used_tokens), now_ms)
+                state.release(grant.request_id, limit.units(used_tokens), now_ms)
 
     def standings(
         self, limits: Sequence[Limit], now_ms: int, *, with_holders: bool = False
@@ -113,13 +99,6 @@ class States:
         self.states = {
             key: state for key, state in self.states.items() if not state.is_idle(now_ms)
         }
-
-
-def units_of(metric: Metric, tokens: int | None) -> int:
-    """Units of a limit for one request.   tokens: None if it never ran."""
-    if tokens is None:
-        return 0
-    return tokens if metric == "tokens" else 1
 
 
 def _key(limit: Limit) -> Key:

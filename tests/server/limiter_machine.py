@@ -5,8 +5,8 @@ import itertools
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from server.limits.calls import Call
 from server.limits.rules import Grant, Limit
-from server.limits.states import units_of
 from tests.server.limiter_model import Log
 
 AMOUNTS = {
@@ -54,7 +54,7 @@ def check_refunds(subject, rounds):
             name = f"{next(numbers)}"
             wait = log.wait(False, TOKENS.amount, tokens, now)
             log.at = now
-            assert subject.acquire(name, [TOKENS], tokens, 10**7, now) == [wait]
+            assert subject.acquire(Call("acquire", (TOKENS,), tokens, name, 10**7), now) == [wait]
             if not wait:
                 log.charge(name, tokens, 10**7)
                 open_ones.append(name)
@@ -72,7 +72,7 @@ def check_expiry(subject):
     """Check that a release at a charge's expiry has no effect, and one a millisecond before has."""
     now, grants = BORN_MS + 60_000, []
     for name, lifetime_ms in (("late", 1000), ("in time", 1001)):
-        assert subject.acquire(name, [TOKENS], 200, lifetime_ms, now) == [0]
+        assert subject.acquire(Call("acquire", (TOKENS,), 200, name, lifetime_ms), now) == [0]
         grants.append(Grant(request_id=name, limits=(TOKENS,), standings=()))
     for grant, backlog in zip(grants, (390, 190), strict=True):
         subject.release(grant, 0, now + 1000)
@@ -136,14 +136,15 @@ class LimiterMachine(RuleBasedStateMachine):
             log = self.logs.setdefault(limit_key(limit), self.log(limit))
             log.at = max(log.at, self.now)
             log.amounts.append((log.at, limit.amount))
-            expected.append(self.wait(limit, units_of(limit.metric, tokens)))
-        assert self.subject.acquire(request_id, limits, tokens, lifetime_ms, self.now) == expected
+            expected.append(self.wait(limit, limit.units(tokens)))
+        call = Call("acquire", tuple(limits), tokens, request_id, lifetime_ms)
+        assert self.subject.acquire(call, self.now) == expected
         if any(expected):
             return
         for limit in limits:
-            units = units_of(limit.metric, tokens)
+            units = limit.units(tokens)
             self.logs[limit_key(limit)].charge(request_id, units, lifetime_ms)
-        grant = Grant(request_id=request_id, limits=tuple(limits), standings=())
+        grant = Grant(request_id=request_id, limits=call.limits, standings=())
         self.open.append((grant, tokens))
 
     @precondition(lambda self: self.open)
@@ -159,7 +160,7 @@ class LimiterMachine(RuleBasedStateMachine):
             # If kept, it may be released twice, as by a gateway that did not get the answer.
             self.open.remove(opened)
         for limit in grant.limits:
-            units = units_of(limit.metric, used)
+            units = limit.units(used)
             self.logs[limit_key(limit)].release(grant.request_id, units, self.now)
         self.subject.release(grant, used, self.now)
 
@@ -170,9 +171,9 @@ class LimiterMachine(RuleBasedStateMachine):
 
     @invariant()
     def it_says_what_the_model_says(self):
-        units = [units_of(limit.metric, 7) for limit in self.limits]
+        units = [limit.units(7) for limit in self.limits]
         expected = [self.wait(*asked) for asked in zip(self.limits, units, strict=True)]
-        assert self.subject.check(self.limits, 7, self.now) == expected
+        assert self.subject.check(Call("check", tuple(self.limits), 7), self.now) == expected
         found = self.subject.standings(self.limits, self.now, with_holders=True)
         for limit, standing in zip(self.limits, found, strict=True):
             self.compare(limit, standing)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from server.limits.calls import Call
 from server.limits.memory import MemoryLimiter
 from server.limits.rules import Grant, Limit, RateLimited
 from server.limits.states import States
@@ -100,7 +101,7 @@ def test_no_window_admits_more_than_a_minutes_worth_and_its_refill(script, rando
     for number, (wait_ms, tokens, share) in enumerate(script):
         now += wait_ms
         limits = (REQUESTS, TOKENS)
-        if not any(states.acquire(str(number), limits, tokens, 10**6, now)):
+        if not any(states.acquire(Call("acquire", limits, tokens, str(number), 10**6), now)):
             admitted.append([now, min(tokens, 600), 1])
             grant = Grant(request_id=str(number), limits=limits, standings=())
             open_ones.append((grant, admitted[-1], share))

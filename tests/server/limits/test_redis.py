@@ -29,12 +29,10 @@ class ScriptStates:
         keys, (command, _, *others) = call.keys(PREFIX), call.arguments()
         return call.read(self.client.eval(SCRIPT, len(keys), *keys, command, now_ms, *others))
 
-    def acquire(self, request_id, limits, tokens, lifetime_ms, now_ms):
-        call = Call("acquire", tuple(limits), tokens, request_id, lifetime_ms)
+    def acquire(self, call, now_ms):
         return list(self.run(call, now_ms).waits)
 
-    def check(self, limits, tokens, now_ms):
-        return list(self.run(Call("check", tuple(limits), tokens), now_ms).waits)
+    check = acquire
 
     def release(self, grant, used_tokens, now_ms):
         self.run(Call("release", grant.limits, used_tokens, grant.request_id), now_ms)
