@@ -58,13 +58,12 @@ class MemoryLimiter:
         self._wall_clock = wall_clock
         self._path = path
         self._note_refusal = note_refusal
-        self._ahead_ms = 0
         self._states = States(born_ms=clock() - WINDOW_MS, max_states=max_states)
 
     @property
     def is_degraded(self) -> bool:
         """Whether the limiter lost its state or counts a part only, and may refuse too early."""
-        return self._now_ms() < self._states.born_ms + WINDOW_MS
+        return self._clock() < self._states.born_ms + WINDOW_MS
 
     async def start(self) -> None:
         """Go on where the last gateway ended; from now on the file says that a gateway runs."""
@@ -72,11 +71,12 @@ class MemoryLimiter:
             return
         with suppress(FileNotFoundError):
             written = self._path.read_bytes()
-            self._states.born_ms = self._now_ms()
+            self._states.born_ms = self._clock()
             with suppress(msgspec.DecodeError):  # the file of a running gateway holds no state
                 saved = msgspec.json.decode(written, type=_Saved)
                 passed_ms = max(0, self._wall_clock() - saved.wall_ms)
-                self._ahead_ms = saved.at_ms + passed_ms - self._clock()
+                clock, ahead_ms = self._clock, saved.at_ms + passed_ms - self._clock()
+                self._clock = lambda: clock() + ahead_ms
                 self._states.born_ms = saved.born_ms
                 self._states.states = dict(saved.states)
         write_whole(self._path, b"{}", sync=True)
@@ -88,7 +88,7 @@ class MemoryLimiter:
         """Write the state for the next gateway; nothing may be acquired any more."""
         if self._path:
             states = list(self._states.states.items())
-            saved = _Saved(self._wall_clock(), self._now_ms(), self._states.born_ms, states)
+            saved = _Saved(self._wall_clock(), self._clock(), self._states.born_ms, states)
             # After a power cut the file must tell the truth as well.
             write_whole(self._path, msgspec.json.encode(saved), sync=True)
 
@@ -125,7 +125,7 @@ class MemoryLimiter:
         used_tokens: None if the request never ran; then the request itself is refunded as well. A
         second call does nothing. The method never waits.
         """
-        self._states.release(grant, used_tokens, self._now_ms())
+        self._states.release(grant, used_tokens, self._clock())
 
     async def _pass(self, call: Call) -> Answer:
         """Make a call. Raises RateLimited for the limit that takes longest to free."""
@@ -147,7 +147,7 @@ class MemoryLimiter:
 
     def _count(self, call: Call) -> Answer:
         """Do a call here."""
-        now_ms, waits = self._now_ms(), list[int]()
+        now_ms, waits = self._clock(), list[int]()
         if call.command == "acquire":
             waits = self._states.acquire(call, now_ms)
         elif call.command == "check":
@@ -155,7 +155,3 @@ class MemoryLimiter:
         with_holders = call.command == "standings"
         standings = self._states.standings(call.limits, now_ms, with_holders=with_holders)
         return Answer(tuple(waits), standings)
-
-    def _now_ms(self) -> int:
-        """The time by the clock, which goes on from that of the gateway before."""
-        return self._clock() + self._ahead_ms

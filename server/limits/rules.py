@@ -27,7 +27,7 @@ class Limit:
     amount: int
 
     def units(self, tokens: int | None) -> int:
-        """What one request takes of it.   tokens: its tokens; None if it never ran."""
+        """Units of it that one request takes.   tokens: None for a request that never ran."""
         if tokens is None:
             return 0
         return tokens if self.metric == "tokens" else 1

@@ -29,20 +29,18 @@ class States:
 
     def acquire(self, call: Call, now_ms: int) -> list[int]:
         """Milliseconds to wait for each limit; all are 0 if all were charged."""
-        waits = []
-        states = []
+        waits, charges = [], []
         for limit in call.limits:
-            state = self._state(limit, now_ms)
-            states.append(state)
-            if state is None:
-                waits.append(_SWEEP_MS)
-            else:
+            if state := self._state(limit, now_ms):
                 state.touch(limit.amount, now_ms)
-                waits.append(state.wait_ms(limit.amount, limit.units(call.tokens), now_ms))
+                units = limit.units(call.tokens)
+                waits.append(state.wait_ms(limit.amount, units, now_ms))
+                charges.append((state, units))
+            else:
+                waits.append(_SWEEP_MS)
         if not any(waits):
-            for state, limit in zip(states, call.limits, strict=True):
-                assert state is not None
-                state.charge(call.request_id, limit.units(call.tokens), call.lifetime_ms)
+            for state, units in charges:
+                state.charge(call.request_id, units, call.lifetime_ms)
         return waits
 
     def note(self, call: Call, now_ms: int) -> None:
