@@ -143,10 +143,6 @@ class MemoryLimiter:
         return answer
 
     async def _answer(self, call: Call) -> Answer:
-        return self._count(call)
-
-    def _count(self, call: Call) -> Answer:
-        """Do a call here."""
         now_ms, waits = self._clock(), list[int]()
         if call.command == "acquire":
             waits = self._states.acquire(call, now_ms)

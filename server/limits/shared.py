@@ -53,10 +53,9 @@ class SharedLimiter(MemoryLimiter):
         *,
         place: tuple[int, int],
         clock: Callable[[], int] = monotonic_ms,
-        max_states: int = 50_000,
         note_refusal: Callable[[Limit], None] = lambda _: None,
     ) -> None:
-        super().__init__(clock, max_states=max_states, note_refusal=note_refusal)
+        super().__init__(clock, note_refusal=note_refusal)
         # The name is in braces, so that Redis keeps all keys in one slot.
         self._prefix = f"chorale:{{{name}}}"
         self._redis = redis
@@ -126,7 +125,7 @@ class SharedLimiter(MemoryLimiter):
     async def _answer(self, call: Call) -> Answer:
         answer = await self._ask(call) if self._redis_counts.is_set() else None
         if answer is None:
-            answer = self._count(self._part(call))
+            answer = await super()._answer(self._part(call))
             each = zip(call.limits, answer.standings, strict=True)
             return replace(answer, standings=tuple(replace(it, limit=limit) for limit, it in each))
         if call.command == "acquire" and not any(answer.waits):
