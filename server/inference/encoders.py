@@ -59,7 +59,7 @@ class Encoders:
         self._tenants: dict[str, _Tenant] = {}
         self._level = 0
         self._num_waiting = self._waiting_bytes = 0
-        self._num_running = self._num_large = 0
+        self._running: list[_Job] = []
 
     async def run(self, tenant_id: str, size_bytes: int, work: Callable[[], T]) -> T:
         """The result of work that takes time in proportion to size_bytes.
@@ -98,21 +98,20 @@ class Encoders:
         return max(jobs, tenant.waiting_bytes / MAX_WAITING_BYTES)
 
     def _begin_jobs(self) -> None:
-        while self._num_running < self._num_threads and (tenant_id := self._next()) is not None:
+        while len(self._running) < self._num_threads and (tenant_id := self._next()) is not None:
             tenant = self._tenants[tenant_id]
             job = tenant.waiting.popleft()
             self._count(job, -1)
             self._level = max(self._level, tenant.served)
             tenant.served += job.size_bytes
             tenant.num_running += 1
-            self._num_running += 1
-            self._num_large += job.is_large
+            self._running.append(job)
             running = asyncio.get_running_loop().run_in_executor(self._threads, job.work)
             running.add_done_callback(functools.partial(self._end, tenant_id, job))
 
     def _next(self) -> str | None:
         """The least served tenant whose oldest job may begin."""
-        may_be_large = self._num_large < self._num_threads - 1
+        may_be_large = sum(job.is_large for job in self._running) < self._num_threads - 1
         able = [
             name
             for name, tenant in self._tenants.items()
@@ -122,8 +121,7 @@ class Encoders:
 
     def _end(self, tenant_id: str, job: _Job, done: asyncio.Future[Any]) -> None:
         self._tenants[tenant_id].num_running -= 1
-        self._num_running -= 1
-        self._num_large -= job.is_large
+        self._running.remove(job)
         error = done.exception()
         if not job.result.done():
             if error is None:
