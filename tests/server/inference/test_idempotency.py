@@ -14,7 +14,6 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from engine.errors import EngineDeadError
 from engine.wire.delivery import Take
 from engine.wire.messages import AddRequest, RequestOutput
 from registry.errors import Damaged, Fault, Invalid, Overloaded, QuotaExceeded, TimedOut
@@ -301,21 +300,6 @@ def test_a_key_is_short_and_printable(user: User, key: str) -> None:
     assert send(user, TEXT, key="k" * 255).status_code == 200
 
 
-@pytest.mark.parametrize("body", [TEXT, STREAM], ids=["whole", "stream"])
-def test_an_error_is_replayed_if_it_would_come_again_and_else_lets_go_of_the_key(
-    user: User, body: dict[str, Any]
-) -> None:
-    engines = user.product.engines
-    assert send(user, body | {"max_tokens": 100_000}).status_code == 400
-    engines.num_tokens, engines.ending = 1, EngineDeadError("it died")
-    assert send(user, body).status_code == 503
-    engines.ending = {"finish_reason": "error", "stop_cause": "adapter_incompatible"}
-    first, again = send(user, body), send(user, body)
-    assert (first.status_code, first.content) == (400, again.content)
-    assert again.headers["idempotent-replayed"] == "true"
-    assert len(engines.asked) == 2
-
-
 def test_an_answer_that_is_too_long_is_not_kept_and_its_receipt_is_named(
     user: User, monkeypatch
 ) -> None:
@@ -516,11 +500,12 @@ async def test_an_error_is_kept_if_it_was_paid_for_and_would_come_again(
     recorder = recordings.Recorder(keys, SimpleNamespace(note_answered=None))
     recording = recorder.start(make_claim(), make)
     await asyncio.wait(recorder._tasks)
-    kept = [stored.status for stored in keys.stored]
     if is_paid and status:
-        assert (kept, keys.num_released) == ([status], 0)
+        (stored,) = keys.stored
+        assert (stored.status, keys.num_released) == (status, 0)
+        assert json.loads(zlib.decompress(stored.body))["error"]["message"]
     else:
-        assert (kept, keys.num_released) == ([], 1)
+        assert (keys.stored, keys.num_released) == ([], 1)
         with pytest.raises(type(error)):
             await recording.head()
 
