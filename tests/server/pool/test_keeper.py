@@ -270,14 +270,6 @@ def test_a_gateway_that_starts_again_finds_the_pool_asleep(tmp_path):
     assert awake.wanted == 1
 
 
-def test_a_damaged_file_is_written_anew(tmp_path):
-    (tmp_path / "home" / "pool").mkdir(parents=True)
-    wanted_file(tmp_path / "home").path.write_text("{")
-    world = World(tmp_path / "home")
-    world.pass_time(60)
-    assert world.wanted == 0
-
-
 def test_a_gateway_that_starts_goes_on_with_the_number_that_was_wanted(tmp_path):
     (tmp_path / "home").mkdir()
     wanted_file(tmp_path / "home").write(3)
