@@ -32,11 +32,7 @@ class Next:
     @property
     def first_mask(self) -> Mask:
         """The mask of the very next token."""
-        if not self.forced:
-            return self.mask
-        mask = np.zeros_like(self.mask)
-        mask[self.forced[0] >> 3] = 1 << (self.forced[0] & 7)
-        return mask
+        return also(np.zeros_like(self.mask), self.forced[:1]) if self.forced else self.mask
 
 
 class _Ahead:

@@ -89,7 +89,8 @@ class EngineClient:
         on_service: Callable[[TenantService], None] = lambda _: None,
         heartbeat_s: float = 1.0,
     ) -> None:
-        check(endpoint)
+        if endpoint.is_remote:
+            check(endpoint.address, endpoint.server_key, endpoint.client_key)
         self.endpoint = endpoint
         self.heartbeat_s = heartbeat_s
         self.gateway_id = f"gw-{uuid.uuid4()}"

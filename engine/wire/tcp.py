@@ -39,7 +39,7 @@ def listen(
     address_path: file that tells the engine's supervisor the actual address.
     Raises TcpError, zmq.ZMQError.
     """
-    _check(address, server_key, client_key)
+    check(address, server_key, client_key)
     _set_up(socket, address)
     address_path.unlink(missing_ok=True)
     authenticator = ThreadAuthenticator(socket.context)
@@ -57,12 +57,6 @@ def listen(
     return authenticator
 
 
-def check(endpoint: Endpoint) -> None:
-    """Check that a connection to `endpoint` would be safe. Raises TcpError."""
-    if endpoint.is_remote:
-        _check(endpoint.address, endpoint.server_key, endpoint.client_key)
-
-
 def guard(socket: "zmq.Socket[_Received]", endpoint: Endpoint) -> None:
     """Secure a gateway's socket before it connects: only the engine of `endpoint` can read it."""
     _set_up(socket, endpoint.address)
@@ -77,7 +71,7 @@ def _set_up(socket: "zmq.Socket[_Received]", address: str) -> None:
     socket.setsockopt(zmq.IPV6, int("[" in address))
 
 
-def _check(address: str, *keys: str) -> None:
+def check(address: str, *keys: str) -> None:
     """Check that nothing but ciphers will be sent by TCP. Raises TcpError."""
     if not zmq.has("curve"):
         raise TcpError(

@@ -18,10 +18,12 @@ from engine.wire.messages import (
     AddRequest,
     EngineStats,
     Heartbeat,
+    ReadJournal,
     RequestOutput,
     StepOutputs,
     Welcome,
 )
+from engine.wire.records import JournalRecords
 from tests.engine.fakes import make_message
 from tests.engine.pulled_outputs import outputs_of
 from tests.engine.test_process import wait_until
@@ -168,6 +170,25 @@ def test_a_request_whose_first_token_is_late_is_ended_by_the_gateway_if_the_engi
                 await reading
             assert await engine.hear(AbortRequests) == AbortRequests(request_ids=("r1",))
             assert (client.is_ready, client.num_deaths) == (True, 0)
+
+    run(test())
+
+
+def test_an_answer_that_comes_late_is_not_taken_for_the_next_ones(tmp_path):
+    async def test():
+        async with silent_engine(tmp_path, silence_s=600.0) as (engine, client):
+            given_up, reading = [
+                asyncio.create_task(client.read_journal("eng-1", 7, 9)) for _ in range(2)
+            ]
+            reads = [await engine.hear(ReadJournal) for _ in range(2)]
+            given_up.cancel()
+            for number, read in enumerate(reads):
+                await engine.say(
+                    JournalRecords(
+                        read_id=read.read_id, engine_id="eng-1", last_seq=number, complete=True
+                    )
+                )
+            assert (await reading).last_seq == 1
 
     run(test())
 
