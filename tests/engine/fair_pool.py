@@ -4,7 +4,7 @@ the service of tenants counted from the steps.
 
 import random
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.scheduling.fairness import DECODE_COST, PREFILL_COST
 from engine.wire.messages import TenantService
@@ -162,8 +162,9 @@ class FairPool:
                     message = make_message(
                         f"r{self.num_requests}", demand.prompt_len, demand.max_tokens,
                         tenant_id=tenant, weight=demand.weight, deadline_s=1e9,
+                        first_token_timeout_s=1e9,
                     )  # fmt: skip
-                    scheduler.add("gw", replace(message, first_token_timeout_s=1e9))
+                    scheduler.add("gw", message)
 
     @staticmethod
     def _has_empty_seat(scheduler):

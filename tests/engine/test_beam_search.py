@@ -1,7 +1,6 @@
 """Beam search: the answers are vLLM's, in shared blocks, and are counted when they leave."""
 
 import hashlib
-from dataclasses import replace
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -224,8 +223,7 @@ def test_the_gateway_hears_of_the_first_token_at_once(tmp_path):
 
 def test_a_search_ends_where_its_lease_does(tmp_path):
     core = make_core(tmp_path)
-    message = replace(beams_message(n=2, max_tokens=200), token_lease=2 * 80)
-    core.handle("gw", message)
+    core.handle("gw", beams_message(n=2, max_tokens=200, token_lease=2 * 80))
     low = []
     while not low:
         low = [m for _, m in core.step() if isinstance(m, LeaseLow)]

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import time
-from dataclasses import replace
 
 import pytest
 import zmq
@@ -25,8 +24,7 @@ from engine.wire.messages import (
 )
 from engine.wire.records import JournalRecords
 from tests.engine.fakes import make_message
-from tests.engine.pulled_outputs import outputs_of
-from tests.engine.test_process import wait_until
+from tests.engine.test_process import outputs_of, wait_until
 
 WELCOME = Welcome(
     engine_id="eng-1", epoch=1, base_revision="base-1", max_model_len=512, max_num_seqs=4,
@@ -161,7 +159,7 @@ def test_a_request_whose_first_token_is_late_is_ended_by_the_gateway_if_the_engi
 ):
     async def test():
         async with silent_engine(tmp_path, silence_s=600.0) as (engine, client):
-            message = replace(make_message("r1"), first_token_timeout_s=IN_TIME_S)
+            message = make_message("r1", first_token_timeout_s=IN_TIME_S)
             reading = asyncio.create_task(read(client, message))
             await engine.hear(AddRequest)
             scored = first_output("r1", prompt_logprobs=())

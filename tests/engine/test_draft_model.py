@@ -1,7 +1,6 @@
 """A draft model has steps choose more tokens, and changes no answer, whatever becomes of its KV."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -77,7 +76,7 @@ def test_as_many_tokens_are_drafted_as_pay_for_their_time(tmp_path, step_s, most
 
 def test_requests_that_want_no_drafts_are_not_read(tmp_path):
     core, model, _ = make(tmp_path)
-    answer(core, make_message("with"), replace(make_message("without"), drafts=False))
+    answer(core, make_message("with"), make_message("without", drafts=False))
     assert model.seen == {"with"}
 
 

@@ -1,6 +1,5 @@
 """Pools of drafts: a tenant's own answers, within its share, and nobody else's."""
 
-import dataclasses
 import random
 import tracemalloc
 
@@ -113,9 +112,9 @@ def test_an_answer_is_drafted_from_the_tenants_own_answers_with_the_same_adapter
     core = make_core(tmp_path, speculate=lambda *_: speculation)
     adapter, prompt = make_adapter(), list(range(1, 10))
 
-    def accepted(name, tenant_id="t1", shares_drafts=True, **options):
-        message = make_message(name, prompt=prompt, max_tokens=40, tenant_id=tenant_id, **options)
-        core.handle("gw", dataclasses.replace(message, shares_drafts=shares_drafts))
+    def accepted(name, tenant_id="t1", **options):
+        options = {"tenant_id": tenant_id, "shares_drafts": True, **options}
+        core.handle("gw", message := make_message(name, prompt=prompt, max_tokens=40, **options))
         outputs = run_until_idle(core)[name]
         assert tokens_of(outputs) == expected_tokens(message)
         return outputs[-1].num_accepted_tokens
@@ -138,8 +137,7 @@ def test_an_answer_under_way_is_not_kept_once_its_adapter_is_forgotten(tmp_path)
     speculation = Speculation(FLAT, TextDrafter(pools), pools)
     core, adapter = make_core(tmp_path, speculate=lambda *_: speculation), make_adapter()
     for name, own in (("r1", adapter), ("r2", None)):
-        message = make_message(name, max_tokens=9, adapter=own)
-        core.handle("gw", dataclasses.replace(message, shares_drafts=True))
+        core.handle("gw", make_message(name, max_tokens=9, adapter=own, shares_drafts=True))
     core.step()
     core.handle("gw", ForgetDrafts(tenant_id="t1", adapter_digest=adapter.digest))
     run_until_idle(core)

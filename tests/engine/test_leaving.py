@@ -20,13 +20,13 @@ from engine.wire.messages import (
 )
 from engine.wire.records import EndRecord, ResidencyRecord
 from tests.engine.fakes import FakeClock, expected_tokens, make_adapter, make_message
-from tests.engine.pulled_outputs import outputs_of
 from tests.engine.test_process import (
     START_S,
     collect,
     connected,
     drain,
     greet,
+    outputs_of,
     starting_engines,
     wait_until,
     write_config,

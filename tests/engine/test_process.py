@@ -32,8 +32,8 @@ from engine.wire.messages import (
     TenantService,
     Welcome,
 )
+from engine.wire.pulled import pulled
 from tests.engine.fakes import VOCABULARY, expected_tokens, make_adapter, make_message
-from tests.engine.pulled_outputs import outputs_of
 
 START_S = 60.0
 
@@ -107,6 +107,14 @@ def starting_engines(directory):
 def engine(tmp_path):
     with starting_engines(tmp_path) as start:
         yield start
+
+
+def outputs_of(client, *request):
+    """Outputs of a request to an EngineClient or an EnginePool; closing the generator aborts it.
+
+    request: what its `generate` takes before `take`.
+    """
+    return pulled(lambda take: client.generate(*request, take))
 
 
 async def collect(client, message):

@@ -1,7 +1,5 @@
 """A request's answers: n to each prompt of a list, with one id, one bill and one lease."""
 
-from dataclasses import replace
-
 import pytest
 
 from engine.steps.batch import BAD_LOGITS, StepTokens
@@ -19,9 +17,9 @@ PROMPTS = [list(range(1, length + 1)) for length in (40, 7, 33)]
 
 def make_list(n=1, max_tokens=5, **options):
     """A request with a list of three prompts; the third begins with the first one's blocks."""
-    message = make_message("list", prompt=PROMPTS[0], n=n, max_tokens=max_tokens, **options)
     more = tuple(map(tuple, PROMPTS[1:]))
-    return replace(message, more_prompts=more, token_lease=3 * n * max_tokens)
+    options = {"more_prompts": more, "token_lease": 3 * n * max_tokens, **options}
+    return make_message("list", prompt=PROMPTS[0], n=n, max_tokens=max_tokens, **options)
 
 
 def test_n_answers_count_as_n_in_the_queue_and_their_prompt_once(tmp_path):
@@ -37,7 +35,7 @@ def test_n_answers_count_as_n_in_the_queue_and_their_prompt_once(tmp_path):
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_lease_is_shared_by_the_answers_to_all_prompts_in_equal_parts(tmp_path, n):
     core = make_core(tmp_path)
-    core.handle("gw", replace(make_list(n, max_tokens=9), token_lease=3 * n * 5 + 2))
+    core.handle("gw", make_list(n, max_tokens=9, token_lease=3 * n * 5 + 2))
     outputs = run_until_idle(core)["list"]
     answers = [tokens_of([o for o in outputs if o.index == i]) for i in range(3 * n)]
     assert [len(answer) for answer in answers] == [5] * 3 * n
@@ -65,8 +63,8 @@ def test_what_one_prompt_of_a_list_finds_of_another_is_cached(tmp_path):
 def test_a_list_is_refused_whole():
     scheduler = make_scheduler(max_waiting=5)
     assert scheduler.add("gw", make_list(n=2)) == "queue_full"
-    too_long = replace(make_list(), more_prompts=((1,), (1,) * 256))
-    assert scheduler.add("gw", too_long) == "prompt_too_long"
+    too_long = (1,) * 256
+    assert scheduler.add("gw", make_list(more_prompts=((1,), too_long))) == "prompt_too_long"
     assert not scheduler.has_work
 
 

@@ -89,8 +89,7 @@ def test_a_nan_in_the_weights_fails_the_requests_that_meet_it(tmp_path, runner):
     prompts = {"first": [poison, *clean], "clean": clean, "last": [*clean, poison]}
     prompts |= {"middle": [*clean[:20], poison, *clean[20:]], "later": clean[::-1]}
     for name, prompt in prompts.items():
-        message = replace(make_message(name, max_tokens=8), prompt_token_ids=tuple(prompt))
-        core.handle("gw", message)
+        core.handle("gw", make_message(name, max_tokens=8, prompt=prompt))
     outputs = run_until_idle(core)
     oracle = merged_model(model_dir, None)
     for name, prompt in prompts.items():

@@ -1,7 +1,6 @@
 """Drafts are verified where they bring more tokens a second, and where no other tenant waits."""
 
 from collections import deque
-from dataclasses import replace
 
 import pytest
 
@@ -102,9 +101,9 @@ def test_nobody_waits_for_the_drafts_of_another_tenant():
 
 def test_a_request_may_want_one_token_a_step(tmp_path):
     core = make_core(tmp_path, make_scheduler(drafter=FakeDrafter(share_wrong=0.0)))
-    messages = [make_message(f"r{i}", max_tokens=30) for i in range(2)]
-    core.handle("gw", messages[0])
-    core.handle("gw", replace(messages[1], drafts=False))
+    messages = [make_message(f"r{i}", max_tokens=30, drafts=not i) for i in range(2)]
+    for message in messages:
+        core.handle("gw", message)
     outputs = run_until_idle(core)
     assert [tokens_of(outputs[m.request_id]) for m in messages] == list(
         map(expected_tokens, messages)
@@ -197,9 +196,10 @@ def seconds_of(folder, num_answers, share_wrong, has_drafts, curve=GPU, host_s=1
     scheduler = make_scheduler(1000, clock=clock, speculate=lambda *_: speculation, **limits)
     core = make_core(folder, scheduler, lag=1)
     core.runner = TimedRunner(core.runner.meter, clock, curve, host_s)
-    messages = [make_message(f"r{i}", max_tokens=max_tokens) for i in range(num_answers)]
+    fields = {"max_tokens": max_tokens, "drafts": has_drafts}
+    messages = [make_message(f"r{i}", **fields) for i in range(num_answers)]
     for message in messages:
-        core.handle("gw", replace(message, drafts=has_drafts))
+        core.handle("gw", message)
     outputs = run_until_idle(core)
     for message in messages:
         assert tokens_of(outputs[message.request_id]) == expected_tokens(message)

@@ -1,7 +1,5 @@
 """Starts of requests: limits of the queue, adapters that must be loaded, sums of ranks."""
 
-from dataclasses import replace
-
 import pytest
 
 from engine.wire.messages import Timings
@@ -45,8 +43,8 @@ def test_an_adapter_that_does_not_come_in_time_is_said_to_be_loading(tmp_path):
     """The answer says when to retry, rather than that too many requests wait."""
     clock, loader = FakeClock(), FakeLoader(at_once=False)
     core = make_core(tmp_path, make_scheduler(loader=loader, clock=clock))
-    message = make_message(adapter=make_adapter())
-    core.handle("gw", replace(message, first_token_timeout_s=5.0))
+    message = make_message(adapter=make_adapter(), first_token_timeout_s=5.0)
+    core.handle("gw", message)
     core.step()
     clock.now += 5.0
     final = run_until_idle(core)["r1"][-1]
@@ -107,7 +105,7 @@ def test_without_a_first_token_in_time_a_request_ends_as_an_error(tmp_path):
     clock = FakeClock()
     core = make_core(tmp_path, make_scheduler(clock=clock, max_num_seqs=1))
     core.handle("gw", make_message("runs", max_tokens=100))
-    core.handle("gw", replace(make_message("waits"), first_token_timeout_s=5.0))
+    core.handle("gw", make_message("waits", first_token_timeout_s=5.0))
     core.step()
     clock.now += 5.0
     ((_, message),) = core.step()

@@ -26,8 +26,7 @@ from server.pool.prefix_table import CHUNK_TOKENS, marks_of
 from server.pool.running import Running, RunningRequest
 from server.pool.suspects import Suspected, fingerprint
 from tests.engine.fakes import expected_tokens, make_adapter, make_message
-from tests.engine.pulled_outputs import outputs_of
-from tests.engine.test_process import start_engine, write_config
+from tests.engine.test_process import outputs_of, start_engine, write_config
 
 READY_S = 60.0
 
@@ -113,7 +112,7 @@ async def gateway(pool, *names):
 
 async def test_a_killed_engine_ends_its_own_requests_only_and_comes_back_with_nothing_cached(pool):
     pool.start("a", "b", step_s=0.02)
-    long = replace(make_message("long", 1, 1), prompt_token_ids=tuple([7] * 4 * CHUNK_TOKENS))
+    long = make_message("long", 1, 1, prompt=[7] * 4 * CHUNK_TOKENS)
 
     def cached():
         return pool.engines._prefixes.cached_tokens(marks_of(long))
@@ -392,7 +391,7 @@ async def test_a_suspect_waits_for_an_engine_that_serves_nobody_else_and_others_
 
 
 async def test_a_suspect_for_which_no_engine_is_free_in_time_is_sent_again_later():
-    suspect = replace(make_message("s", 5, 3), first_token_timeout_s=0.2)
+    suspect = make_message("s", 5, 3, first_token_timeout_s=0.2)
     async with fakes("a") as pool:
         suspect_it(pool.engines, suspect)
         pool.clients["a"].stats = EngineStats(running=1)

@@ -1,7 +1,5 @@
 """The gateway's memory of the prompts that it sent to each engine."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +10,7 @@ PROMPT = tuple(range(3 * CHUNK_TOKENS + 5))
 
 
 def marks(tokens=PROMPT, **changes):
-    return marks_of(replace(make_message(), prompt_token_ids=tuple(tokens), **changes))
+    return marks_of(make_message(prompt=tokens, **changes))
 
 
 def test_a_prompt_is_found_where_one_with_the_same_beginning_went():
