@@ -13,9 +13,9 @@ import queue
 import signal
 import sys
 import threading
-from array import array
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,9 +23,9 @@ from engine.build import build_rank
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
 from engine.models.ranks import TorchRanks
-from engine.ranks.batch_row import decode, digest_of
+from engine.ranks.batch_row import decode
+from engine.ranks.channel import Channel, ChannelClosed
 from engine.ranks.group import EVICTED, LOST, PLACED, UNAVAILABLE
-from engine.ranks.int_channel import ChannelClosed, IntChannel
 from lora import log_lines
 from lora.batch import DeviceTables
 from lora.disk_cache import packed_path
@@ -83,13 +83,13 @@ class PlacedAdapters:
 
 def main() -> None:
     config_path, index = Path(sys.argv[1]), int(sys.argv[2])
-    steps, placements = (IntChannel(Connection(int(end))) for end in sys.argv[3:5])
+    steps, placements = (Channel(Connection(int(end))) for end in sys.argv[3:5])
     # The path is DATA_DIR/ranks/config.json, and the folder has the engine's name.
     log_lines.begin("engine", engine=config_path.parents[1].name, rank=index)
     # Only the first rank reacts to them: until its requests have ended, it needs this rank.
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
-    orders: queue.SimpleQueue[array[int]] = queue.SimpleQueue()
+    orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(placements, orders), daemon=True).start()
     config = EngineConfig(**json.loads(config_path.read_text()))
     torch.set_num_threads(config.threads)
@@ -111,17 +111,17 @@ def main() -> None:
     num_under_way = 0
     while True:
         try:
-            numbers = steps.receive()
+            step = steps.receive()
         except ChannelClosed:
             os._exit(os.EX_OK)
-        runner.launch(decode(numbers))
+        runner.launch(decode(step))
         num_under_way += 1
         if num_under_way > runner.lag:
             runner.collect()
             num_under_way -= 1
 
 
-def _receive(placements: IntChannel, orders: "queue.SimpleQueue[array[int]]") -> None:
+def _receive(placements: Channel, orders: "queue.SimpleQueue[Any]") -> None:
     """Queue placements. End this process, whatever it is doing, when the first rank ends."""
     while True:
         try:
@@ -130,15 +130,12 @@ def _receive(placements: IntChannel, orders: "queue.SimpleQueue[array[int]]") ->
             os._exit(os.EX_OK)
 
 
-def _place(
-    adapters: PlacedAdapters, orders: "queue.SimpleQueue[array[int]]", placements: IntChannel
-) -> None:
+def _place(adapters: PlacedAdapters, orders: "queue.SimpleQueue[Any]", placements: Channel) -> None:
     """Place adapters in a thread beside the steps, so that no request waits for another's load."""
     while True:
-        number, d0, d1, d2, d3, *slabs = orders.get()
+        number, digest, slabs = orders.get()
         try:
-            answer = adapters.place(number, digest_of((d0, d1, d2, d3)), slabs)
-            placements.send([number, answer])
+            placements.send((number, adapters.place(number, digest, slabs)))
         except BaseException:
             logger.exception("placing an adapter failed: exiting")
             os._exit(os.EX_SOFTWARE)

@@ -23,8 +23,8 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.grammar.matcher import Mask
 from engine.models.ranks import TorchRanks
-from engine.ranks.batch_row import BatchEncoder, digest_numbers
-from engine.ranks.int_channel import IntChannel
+from engine.ranks.batch_row import encode
+from engine.ranks.channel import Channel
 from engine.steps.batch import Batch, StepTokens
 from engine.steps.runner import Runner
 from engine.steps.segments import Tables
@@ -61,15 +61,15 @@ class RankGroup:
         # The other ranks need neither the engine's address nor its keys.
         others = replace(config, listen="", server_key="", client_key="")
         path.write_text(json.dumps(asdict(others)))
-        self._steps: list[IntChannel] = []
-        self._placements: list[IntChannel] = []
+        self._steps: list[Channel] = []
+        self._placements: list[Channel] = []
         for index in range(1, self.size):
             self._start(path, index)
         self.ranks = TorchRanks(Shard(0, self.size), folder / "store", config.device)
 
     def _start(self, config_path: Path, index: int) -> None:
-        steps, their_steps = IntChannel.pair()
-        placements, their_placements = IntChannel.pair()
+        steps, their_steps = Channel.pair()
+        placements, their_placements = Channel.pair()
         with their_steps, their_placements:
             ends = (their_steps.fileno(), their_placements.fileno())
             command = [sys.executable, "-m", "engine.rank_process", str(config_path), str(index)]
@@ -80,17 +80,17 @@ class RankGroup:
             target=_end_with, args=(process, index), name=f"rank-{index}", daemon=True
         ).start()
 
-    def send_step(self, numbers: list[int]) -> None:
+    def send_step(self, step: object) -> None:
         """Send a step to the other ranks, from the engine thread. Raises ChannelClosed."""
         for channel in self._steps:
-            channel.send(numbers)
+            channel.send(step)
 
     # ---- adapter-loader: see lora.loader.OtherRanks ----
 
     def begin_placing(self, digest: str, slabs: list[int]) -> int:
         number = next(self._numbers)
         for channel in self._placements:
-            channel.send([number, *digest_numbers(digest), *slabs])
+            channel.send((number, digest, slabs))
         return number
 
     def end_placing(self, number: int) -> Failure | None:
@@ -110,12 +110,12 @@ class LeadingRunner:
     def __init__(self, runner: Runner, group: RankGroup, tables: Tables) -> None:
         self._runner = runner
         self._group = group
-        self._encoder = BatchEncoder(tables)
+        self._tables = tables
         self.lag, self.meter = runner.lag, runner.meter
         self.copy_bytes_per_s = runner.copy_bytes_per_s
 
     def launch(self, batch: Batch) -> None:
-        self._group.send_step(self._encoder.encode(batch))
+        self._group.send_step(encode(batch, self._tables))
         self._runner.launch(batch)
 
     def choose(self, masks: Mapping[int, Sequence[Mask]]) -> None:

@@ -39,9 +39,9 @@ class Team:
         """Make the runner of the first rank."""
         return LeadingRunner(self._make_runner(0, tables, meter), self, tables)
 
-    def send_step(self, numbers):
+    def send_step(self, step):
         for steps in self._steps[1:]:
-            steps.put(list(numbers))
+            steps.put(step)
 
     def begin_placing(self, digest, slabs):
         self._num_placings += 1
@@ -60,8 +60,8 @@ class Team:
         """Launch and collect steps until one is None, as engine.rank_process does."""
         try:
             num_under_way = 0
-            while (numbers := self._steps[index].get()) is not None:
-                runner.launch(decode(numbers))
+            while (step := self._steps[index].get()) is not None:
+                runner.launch(decode(step))
                 num_under_way += 1
                 if num_under_way > runner.lag:
                     assert runner.collect().token_ids == ()
