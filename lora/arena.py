@@ -18,12 +18,13 @@ class Arena:
 
     Idle items (adapters, prefix blocks) stay owned until their slabs are needed, and so do spare
     slabs, which are the first to go.
+    num_coming: retired slabs; they become free without an eviction, as steps finish.
     """
 
     def __init__(self, num_slabs: int) -> None:
         self.num_slabs = num_slabs
         self.idle = EvictionOrder()
-        self._num_retired = 0
+        self.num_coming = 0
         self._free: deque[int] = deque(range(num_slabs))
         self._owner: dict[int, str] = {}
         self._num_owned: Counter[str] = Counter()
@@ -38,14 +39,9 @@ class Arena:
         return len(self._free)
 
     @property
-    def num_coming(self) -> int:
-        """Retired slabs; they become free without an eviction, as steps finish."""
-        return self._num_retired
-
-    @property
     def num_available(self) -> int:
         """Slabs that are free, or become free as steps finish and idle items are evicted."""
-        return len(self._free) + self._num_retired + self.idle.num_slabs
+        return len(self._free) + self.num_coming + self.idle.num_slabs
 
     def make_room(self, num_slabs: int, *, spares: bool = True) -> bool:
         """Evict idle items as needed; returns whether `num_slabs` are free now.
@@ -53,7 +49,7 @@ class Arena:
         Nothing is evicted if all idle slabs would be too few, or if retired slabs will be enough.
         spares: false for slabs that will be spare, to which spare ones do not give way.
         """
-        missing = num_slabs - len(self._free) - self._num_retired
+        missing = num_slabs - len(self._free) - self.num_coming
         if missing > self.idle.num_slabs - (0 if spares else self.idle.num_spare):
             return False
         if missing > 0:
@@ -79,7 +75,7 @@ class Arena:
             if not self._num_owned[owner]:
                 del self._num_owned[owner]
         self._retired.append((self._fence_step, tuple(slabs)))
-        self._num_retired += len(slabs)
+        self.num_coming += len(slabs)
         self._reclaim()
 
     def expect_step(self) -> None:
@@ -98,7 +94,7 @@ class Arena:
         places = [*self._free, *self._owner, *(s for _, slabs in self._retired for s in slabs)]
         assert sorted(places) == list(range(self.num_slabs)), "a slab is lost or in two places"
         assert Counter(self._owner.values()) == self._num_owned
-        assert self._num_retired == sum(len(slabs) for _, slabs in self._retired)
+        assert self.num_coming == sum(len(slabs) for _, slabs in self._retired)
         self.idle.check_integrity()
         assert self.idle.num_slabs <= len(self._owner)
 
@@ -109,4 +105,4 @@ class Arena:
         while self._retired and self._retired[0][0] <= self._finished_step:
             _, slabs = self._retired.popleft()
             self._free.extend(slabs)
-            self._num_retired -= len(slabs)
+            self.num_coming -= len(slabs)

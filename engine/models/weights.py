@@ -93,15 +93,7 @@ class StoredWeights(Mapping[str, Weight]):
         return self._form.rounding if self._form else None
 
     def __getitem__(self, name: str) -> Weight:
-        return self._read(name, ALL, ALL)
-
-    def rows(self, name: str, start: int, end: int) -> Weight:
-        """Read rows [start, end) of a weight, and nothing else of it."""
-        return self._read(name, slice(start, end), ALL)
-
-    def columns(self, name: str, start: int, end: int) -> Weight:
-        """Read columns [start, end) of a weight, and nothing else of it."""
-        return self._read(name, ALL, slice(start, end))
+        return self.part(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         if part := self._parts.get(name):
@@ -110,15 +102,16 @@ class StoredWeights(Mapping[str, Weight]):
             return self._form.shape(self._modules[name])
         return self._files.shape(name)
 
-    def _read(self, name: str, rows: slice, columns: slice) -> Weight:
+    def part(self, name: str, rows: slice = ALL, columns: slice = ALL) -> Weight:
+        """Read some rows and columns of a weight, and nothing else of it."""
         if fused := self._parts.get(name):
             own = fused.rows[rows]
-            return self._read(fused.name, slice(own.start, own.stop), columns)
+            return self.part(fused.name, slice(own.start, own.stop), columns)
         if self._form is None or name not in self._modules:
             return self._typed(self._files.read(name, rows, columns))
         num_outputs, num_inputs = self.shape(name)
-        part = Part(range(num_outputs)[rows], range(num_inputs)[columns])
-        weight = self._form.read(self._modules[name], part)
+        wanted = Part(range(num_outputs)[rows], range(num_inputs)[columns])
+        weight = self._form.read(self._modules[name], wanted)
         return self._typed(weight) if isinstance(weight, torch.Tensor) else weight
 
     def _typed(self, weight: torch.Tensor) -> torch.Tensor:
@@ -175,7 +168,7 @@ class ServedNumbers:
         return rounded_rows(x) if bits in self._rounds_rows_of else x
 
     def _rows(self, name: str, start: int, end: int) -> Weight:
-        weight = self._weights.rows(name, start, end).to(self.there)
+        weight = self._weights.part(name, slice(start, end)).to(self.there)
         if _projection(name) in PROJECTIONS:
             return self._rounding.of_projection(weight)
         return self._rounding.of_head(weight) if name == "lm_head.weight" else weight
@@ -202,17 +195,16 @@ class ShardedWeights(Mapping[str, Weight]):
             bias = as_numbers(self._weights[name])
             return bias if self._shard.index == 0 else torch.zeros_like(bias)
         if by_inputs:
-            return self._weights.columns(name, *self._part(name, 1))
-        return self._weights.rows(name, *self._part(name, 0))
+            return self._weights.part(name, columns=self._own(name, 1))
+        return self._weights.part(name, self._own(name, 0))
 
-    def _part(self, name: str, dim: int) -> tuple[int, int]:
+    def _own(self, name: str, dim: int) -> slice:
         shape = self._weights.shape(name)
         if len(shape) <= dim or shape[dim] % self._shard.size:
             raise UnsupportedModel(
                 f"the tensor {name} is {list(shape)}: it cannot be cut into {self._shard.size}"
             )
-        part = self._shard.part(shape[dim])
-        return part.start, part.stop
+        return self._shard.part(shape[dim])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)

@@ -42,7 +42,7 @@ def test_fused_projections_are_read_as_separate_ones(tmp_path):
     assert torch.equal(torch.cat((gate, up)), tensors[f"{mlp}.gate_up_proj.weight"])
     name = f"{attention}.k_proj.weight"
     assert weights.shape(name) == (32, 64)
-    assert torch.equal(weights.rows(name, 3, 7), parts[1][3:7])
+    assert torch.equal(weights.part(name, slice(3, 7)), parts[1][3:7])
     assert len(weights) == len(set(weights)) == len(dict(weights))
     assert not any("qkv_proj" in name or "gate_up_proj" in name for name in weights)
 

@@ -71,10 +71,11 @@ def test_a_weight_keeps_its_codes_where_there_are_products_of_them(case):
 def test_a_part_of_a_weight_is_the_same_part_of_its_numbers(case):
     kind, weights, twin = case
     name = "model.layers.0.mlp.down_proj.weight"
-    for start, end in ((0, 64), (8, 27), (63, 64), (5, 12)):
-        assert_alike(kind, as_numbers(weights.rows(name, start, end)), twin[name][start:end])
-    for start, end in ((0, 64), (64, 192), (128, 192)):
-        assert_alike(kind, as_numbers(weights.columns(name, start, end)), twin[name][:, start:end])
+    for rows in (slice(0, 64), slice(8, 27), slice(63, 64), slice(5, 12)):
+        assert_alike(kind, as_numbers(weights.part(name, rows)), twin[name][rows])
+    for columns in (slice(0, 64), slice(64, 192), slice(128, 192)):
+        part = weights.part(name, columns=columns)
+        assert_alike(kind, as_numbers(part), twin[name][:, columns])
 
 
 def test_ranks_together_have_the_whole_weight(case):
