@@ -49,9 +49,7 @@ def embed(
     return table[torch.where(sources >= 0, chosen, input_ids).clamp(min=0)]
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """weight * x / rms(x), the quotient rounded to the weight's dtype first.   x: [T, dim]."""
-    return elementwise.rms_norm(x, weight, eps)
+rms_norm = elementwise.rms_norm
 
 
 def add_rms_norm(
@@ -375,7 +373,7 @@ def sample(logits: torch.Tensor, work: SamplingWork) -> torch.Tensor:
     """Choose a token for each row, [B] int32; -1 where a logit of the row is not finite.
 
     logits: [B, vocab] float32.   A row's choice depends on its own numbers only.
-    Formulas: `probabilities`, `truncate` and `draw` of `kernels.sampling`, or `greedy`.
+    Formulas: `probabilities`, `truncate` and `draw` of `kernels.sampling`, or argmax.
     """
     finite = logits.isfinite().all(dim=-1)
     sane = logits.nan_to_num(0.0, 0.0, 0.0)
@@ -383,5 +381,5 @@ def sample(logits: torch.Tensor, work: SamplingWork) -> torch.Tensor:
     probs = sampling.probabilities(sane, torch.where(is_greedy, 1.0, work.temperature))
     kept = sampling.truncate(probs, work.min_p, work.top_k.long(), work.top_p)
     drawn = sampling.draw(kept, work.uniform)
-    tokens = torch.where(is_greedy, sampling.greedy(sane), drawn)
+    tokens = torch.where(is_greedy, sane.argmax(dim=-1), drawn)
     return torch.where(finite, tokens, -1).int()

@@ -27,11 +27,6 @@ has the timings).
 """
 
 
-def greedy(logits: torch.Tensor) -> torch.Tensor:
-    """The most likely token of each row.   logits: [B, vocab].   Result: [B] int64."""
-    return logits.argmax(dim=-1)
-
-
 # ---- changes of logits by the request's options and by the tokens that it has seen ----
 # Positions are `row * vocab + token`: only the few logits that change are touched.
 

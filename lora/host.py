@@ -33,7 +33,6 @@ class PackedAdapter:
     """
 
     header: PackedHeader
-    dtype: torch.dtype
     scales: torch.Tensor
     path: Path
     slabs_start: int
@@ -119,9 +118,8 @@ def open_packed(path: Path, digest: str, form: PackedForm, shard: Shard = WHOLE)
     check_header(header, digest, form)
     assert shard.size == form.layout.num_shards, "a shard of another layout"
     slabs_start += shard.index * header.num_slabs * header.slab_bytes
-    dtype: torch.dtype = getattr(torch, form.dtype)
     scales, checksum = _scales(header, form.layout), header.checksums[shard.index]
-    return PackedAdapter(header, dtype, scales, path, slabs_start, checksum)
+    return PackedAdapter(header, scales, path, slabs_start, checksum)
 
 
 def read_packed(

@@ -10,7 +10,7 @@ from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
 from engine.models.experts import Experts
 from engine.models.layer_norms import LayerNorms
-from engine.models.rounding import NO_ROUNDING, WeightRounding
+from engine.models.rounding import NO_ROUNDING, WeightRounding, rounded
 from kernels.quantized import Weight, as_numbers
 from lora.layout import PROJECTIONS
 
@@ -107,8 +107,8 @@ class Checkpoint:
     def lm_head(self) -> Weight:
         """The output head, taken when asked for, since only the first of several ranks needs it."""
         if self.config.tie_word_embeddings:
-            return self.rounding.of_head(self.embedding)
-        head = self.rounding.of_head(self._take_weight("lm_head.weight", *self._vocabulary))
+            return rounded(self.embedding, self.rounding.head)
+        head = rounded(self._take_weight("lm_head.weight", *self._vocabulary), self.rounding.head)
         self.num_bytes += head.nbytes
         return head
 
@@ -202,7 +202,7 @@ class Checkpoint:
         return weight.float() + self.config.norm_offset if self.config.has_wide_norms else weight
 
     def _take_projection(self, name: str, *shape: int) -> Weight:
-        weight = self.rounding.of_projection(self._take_weight(name, *shape))
+        weight = rounded(self._take_weight(name, *shape), self.rounding.projections)
         self.num_bytes += weight.nbytes
         return weight
 

@@ -28,19 +28,12 @@ class WeightRounding:
             return cls(_INT8, _INT8)
         return cls(_INT4, _INT8) if quantization == "int4" else cls()
 
-    def of_projection(self, weight: Weight) -> Weight:
-        """Round a projection, unless the checkpoint has codes."""
-        return _rounded(weight, self.projections)
-
-    def of_head(self, weight: Weight) -> Weight:
-        """Round a head, unless the checkpoint has codes."""
-        return _rounded(weight, self.head)
-
 
 NO_ROUNDING = WeightRounding()
 
 
-def _rounded(weight: Weight, rounding: Rounding | None) -> Weight:
+def rounded(weight: Weight, rounding: Rounding | None) -> Weight:
+    """Round a weight, if it is to be rounded and the checkpoint has no codes of it."""
     if rounding is None or not isinstance(weight, torch.Tensor):
         return weight
     return quantize(weight, rounding)

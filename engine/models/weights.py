@@ -11,7 +11,7 @@ import torch
 from engine.errors import UnsupportedModel
 from engine.models.formats.module import Module, Part
 from engine.models.formats.quantization import Format, format_of
-from engine.models.rounding import WeightRounding
+from engine.models.rounding import WeightRounding, rounded
 from engine.models.tensor_files import ALL, TensorFiles
 from kernels.quantized import QuantizedWeight, Rounding, Weight, as_numbers, rounded_rows
 from lora.layout import CUT_BY_INPUTS, FUSED, PROJECTIONS
@@ -170,8 +170,8 @@ class ServedNumbers:
     def _rows(self, name: str, start: int, end: int) -> Weight:
         weight = self._weights.part(name, slice(start, end)).to(self.there)
         if _projection(name) in PROJECTIONS:
-            return self._rounding.of_projection(weight)
-        return self._rounding.of_head(weight) if name == "lm_head.weight" else weight
+            return rounded(weight, self._rounding.projections)
+        return rounded(weight, self._rounding.head) if name == "lm_head.weight" else weight
 
 
 class ShardedWeights(Mapping[str, Weight]):

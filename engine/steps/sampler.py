@@ -19,7 +19,6 @@ from kernels.elementwise import is_finite
 from kernels.sampling import (
     add_bias,
     draw,
-    greedy,
     keep_bits,
     likeliest,
     penalize_frequency,
@@ -61,7 +60,7 @@ def choose(
     if masks:
         bits = torch.from_numpy(np.stack(list(masks.values())))
         keep_bits(logits, torch.tensor(list(masks)), bits.to(logits.device))
-    tokens = greedy(logits)
+    tokens = logits.argmax(dim=-1)
     drawn = [i for i, p in enumerate(params) if p.temperature >= COLDEST]
     if drawn:
         # Bad logits become 0, so that the arithmetic stays sound; their rows are replaced below.
