@@ -7,9 +7,9 @@ ended, and an object with the wrong length or digest is downloaded once more fro
 import hashlib
 import random
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -66,14 +66,14 @@ class Downloader:
         """
         until = self.clock() + timeout_s
         for _ in range(2):  # a proxy may have damaged the first download
-            parts = _Parts(key, size_bytes, target)
+            parts = _Parts(key, size_bytes, target, iter(range(0, size_bytes, PART_BYTES)))
             self._read_all(parts, until, is_dropped)
             if not parts.is_wrong and _digest(target) == digest:
                 return
         raise AdapterError("corrupt", f"the object is not the {size_bytes} bytes of {digest}")
 
     def _read_all(self, parts: "_Parts", until: float, is_dropped: Callable[[], bool]) -> None:
-        num_readers = min(PARTS_AT_ONCE, len(parts.starts))
+        num_readers = min(PARTS_AT_ONCE, -(-parts.size_bytes // PART_BYTES))
         reading = {self._pool.submit(self._read_parts, parts) for _ in range(num_readers)}
         try:
             while reading:
@@ -89,11 +89,9 @@ class Downloader:
 
     def _read_parts(self, parts: "_Parts") -> None:
         with parts.target.open("r+b") as file:
-            while parts.starts and not parts.is_over:
-                try:
-                    start = parts.starts.popleft()
-                except IndexError:
-                    return  # another reader was faster
+            for start in parts.starts:  # of all readers, each of which gets others
+                if parts.is_over:
+                    return
                 self._read_part(parts, start, file)
 
     def _read_part(self, parts: "_Parts", start: int, file: BinaryIO) -> None:
@@ -121,19 +119,19 @@ class Downloader:
             self.sleep(random.uniform(0, longest_s))
 
 
+@dataclass(slots=True)
 class _Parts:
     """Work left in a download. starts: offsets of the parts that no reader has taken yet.
 
     is_over: readers must write no more.   is_wrong: the object does not have the expected length.
     """
 
-    def __init__(self, key: str, size_bytes: int, target: Path) -> None:
-        self.key = key
-        self.size_bytes = size_bytes
-        self.target = target
-        self.starts = deque(range(0, size_bytes, PART_BYTES))
-        self.is_over = False
-        self.is_wrong = False
+    key: str
+    size_bytes: int
+    target: Path
+    starts: Iterator[int]
+    is_over: bool = False
+    is_wrong: bool = False
 
 
 def _digest(path: Path) -> str:
