@@ -149,14 +149,9 @@ class ThreadLoader:
             packed = self._filler.read(path, ref.digest)
             with contextlib.suppress(FileNotFoundError):  # evicted during the read: no harm
                 os.utime(path)  # the fetcher evicts the least recently used file first
-        except FileNotFoundError as error:
-            return Read(ref.object_key, Failure("evicted", str(error)))
-        except AdapterError as error:
-            path.unlink(missing_ok=True)
-            return Read(ref.object_key, error.failure)
-        except (OSError, MemoryError, RuntimeError) as error:
+        except (AdapterError, OSError, MemoryError, RuntimeError) as error:
             # torch raises RuntimeError when memory runs out.
-            return Read(ref.object_key, Failure("unavailable", str(error)))
+            return Read(ref.object_key, _failure(error, path))
         seconds = time.monotonic() - started
         return Read(ref.object_key, packed, seconds, packed.host_bytes)
 
@@ -167,14 +162,8 @@ class ThreadLoader:
         assert packed.header.base_revision == self.form.base_revision, "for another base model"
         try:
             tables = self._fill(packed, slabs)
-        except FileNotFoundError as error:
-            return Placed(ref.object_key, Failure("evicted", str(error)))
-        except AdapterError as error:
-            if error.failure.kind == "lost":
-                packed.path.unlink(missing_ok=True)
-            return Placed(ref.object_key, error.failure)
-        except OSError as error:
-            return Placed(ref.object_key, Failure("unavailable", str(error)))
+        except (AdapterError, OSError) as error:
+            return Placed(ref.object_key, _failure(error, packed.path))
         seconds = time.monotonic() - started
         return Placed(ref.object_key, tables, seconds, packed.size_bytes)
 
@@ -190,3 +179,13 @@ class ThreadLoader:
         if failure is not None:
             raise AdapterError(failure.kind, failure.error)
         return replace(tables, number=number)
+
+
+def _failure(error: Exception, path: Path) -> Failure:
+    """Why a packed file could not be used. A damaged file is removed."""
+    if not isinstance(error, AdapterError):
+        is_gone = isinstance(error, FileNotFoundError)
+        return Failure("evicted" if is_gone else "unavailable", str(error))
+    if error.failure.kind == "lost":
+        path.unlink(missing_ok=True)
+    return error.failure
