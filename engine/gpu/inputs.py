@@ -172,34 +172,23 @@ class StepBuilder:
         return aligned(_num_ints(largest, self.limits) + self._most_blocks)
 
     def build(
-        self, batch: Batch, memory: Ints, previous: Mapping[tuple[str, int], int]
+        self,
+        batch: Batch,
+        memory: Ints,
+        previous: Mapping[tuple[str, int], int],
+        shape: StepShape | None = None,
     ) -> StepPlan:
         """Fill `memory` with a step.   previous: (request_id, index) -> place of its token among
-        those that the previous step chooses.
+        those that the previous step chooses.   shape: to pad it to; None for the one that fits.
         """
         rows = batch.rows
         assert len(rows) + sum(row.num_drafts for row in rows) <= self.limits.most_choices
         firsts = find_firsts(rows)
         segments, digests = find_segments(rows, firsts[:-1], self.tables, self.base_revision)
-        shape = self._shape(rows, firsts[-1], segments)
-        if all(row.scoring is None for row in rows):  # steps that score have no graph
-            shape = self.fit(shape)
-        return self._fill(shape, rows, firsts, segments, digests, memory, previous)
-
-    def build_empty(self, shape: StepShape, memory: Ints) -> StepPlan:
-        """Fill `memory` with a step of this shape that is padding only."""
-        return self._fill(shape, (), [0], [], {}, memory, {})
-
-    def _fill(
-        self,
-        shape: StepShape,
-        rows: Sequence[ScheduledRow],
-        firsts: Sequence[int],
-        segments: Sequence[Segment],
-        digests: Mapping[int, str],
-        memory: Ints,
-        previous: Mapping[tuple[str, int], int],
-    ) -> StepPlan:
+        if shape is None:
+            shape = self._shape(rows, firsts[-1], segments)
+            if all(row.scoring is None for row in rows):  # steps that score have no graph
+                shape = self.fit(shape)
         fields = _fields(shape, self.limits, memory)
         choosing: list[ScheduledRow] = []
         places: list[int] = []

@@ -202,7 +202,7 @@ class GpuRunner:
 
     def _capture(self, shape: StepShape) -> Callable[[], None]:
         """Capture a graph of a shape, with a step that is padding only."""
-        self.builder.build_empty(shape, self._slots[0].memory)
+        self.builder.build(Batch(0, ()), self._slots[0].memory, {}, shape)
         self.device.copy(self.device.compute, self._ints, self._slots[0].ints)
         self.device.synchronize(self.device.record(self.device.compute))
         return self.device.capture(self._forward(shape))
