@@ -36,7 +36,7 @@ from engine.steps.scoring import ScoredTokens
 from engine.steps.segments import Tables
 from engine.steps.verification import Choices
 from engine.wire.messages import TokenLogprobs
-from lora.device import Device, Event
+from lora.device import Event
 from lora.packed import PackedForm
 
 logger = logging.getLogger(__name__)
@@ -50,8 +50,8 @@ logprobs it asks for. Ints whose number grows with the row's tokens are not incl
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
-    """Host memory for one step in flight.
+class _Buffers:
+    """Memory of one step, on the device, or on the host for a step in flight.
 
     ints: copied to the device.   results: tokens and finite flags, copied back.
     logprobs, prompt_logprobs: of chosen tokens, and of prompt tokens, copied back.
@@ -66,14 +66,15 @@ class _Slot:
 
     @classmethod
     def of(
-        cls, device: Device, limits: StepLimits, num_ints: int, num_results: int, mask: torch.Size
-    ) -> "_Slot":
+        cls, make: Callable[..., torch.Tensor], limits: StepLimits, num_ints: int, vocab: int
+    ) -> "_Buffers":
+        """make: takes sizes and a dtype, as `torch.zeros` does."""
         return cls(
-            device.pinned(num_ints, dtype=torch.int32),
-            device.pinned(num_results, dtype=torch.int32),
-            Logprobs.empty(limits.most_choices, device.pinned, MOST_GIVEN_LOGPROBS),
-            Logprobs.empty(limits.max_num_batched_tokens, device.pinned),
-            device.pinned(*mask, dtype=torch.uint8),
+            make(num_ints, dtype=torch.int32),
+            make(limits.most_choices + limits.most_tokens, dtype=torch.int32),
+            Logprobs.empty(limits.most_choices, make, MOST_GIVEN_LOGPROBS),
+            Logprobs.empty(limits.max_num_batched_tokens, make),
+            make(limits.most_choices, 8 + mask_bytes(vocab), dtype=torch.uint8),
         )
 
     @property
@@ -97,7 +98,7 @@ class _Step:
     plan: StepPlan
     sampling: SamplingInputs
     scoring: ScoringInputs
-    slot: _Slot
+    slot: _Buffers
     ints: torch.Tensor
     choices: Choices | None = None
     event: Event = None
@@ -133,25 +134,16 @@ class GpuRunner:
         self.kv = arena.view(kv_dtype)[:, : layout.kv_block_elems].unflatten(1, layout.kv_shape)
         self.swap = self.device.pinned(num_swap_slots, arena.shape[1], dtype=torch.uint8)
         there = self.device.torch_device
-        most_choices = limits.most_choices
-        num_results = most_choices + limits.most_tokens
-        self._results = torch.zeros(num_results, dtype=torch.int32, device=there)
-        vocab = model.config.vocab_size
+        vocab, most_choices = model.config.vocab_size, limits.most_choices
+        sizes = limits, self._most_ints(vocab, num_swap_slots), vocab
+        self._there = _Buffers.of(partial(torch.zeros, device=there), *sizes)
+        self._slots = deque(_Buffers.of(self.device.pinned, *sizes) for _ in range(self.lag + 1))
         self.out = StepOutputs(
-            tokens=self._results[:most_choices],
-            finite=self._results[most_choices:],
+            tokens=self._there.results[:most_choices],
+            finite=self._there.results[most_choices:],
             logits=torch.zeros(most_choices if model.is_first else 0, vocab, device=there),
         )
         self._copied = torch.zeros(1, dtype=torch.int32, device=there)
-        num_ints = self._most_ints(vocab, num_swap_slots)
-        self._ints = torch.zeros(num_ints, dtype=torch.int32, device=there)
-        make = partial(torch.empty, device=there)
-        self._logprobs = Logprobs.empty(most_choices, make, MOST_GIVEN_LOGPROBS)
-        self._prompt_logprobs = Logprobs.empty(limits.max_num_batched_tokens, make)
-        mask_shape = most_choices, 8 + mask_bytes(vocab)
-        self._masks = torch.zeros(mask_shape, dtype=torch.uint8, device=there)
-        sizes = num_ints, num_results, self._masks.shape
-        self._slots = deque(_Slot.of(self.device, limits, *sizes) for _ in range(self.lag + 1))
         self._launched: deque[_Step] = deque()
         # (request_id, index) -> place of its token among those that the newest step chooses. Rows
         # with drafts are left out: only the host will know which token is their last one.
@@ -203,7 +195,7 @@ class GpuRunner:
     def _capture(self, shape: StepShape) -> Callable[[], None]:
         """Capture a graph of a shape, with a step that is padding only."""
         self.builder.build(Batch(0, ()), self._slots[0].memory, {}, shape)
-        self.device.copy(self.device.compute, self._ints, self._slots[0].ints)
+        self.device.copy(self.device.compute, self._there.ints, self._slots[0].ints)
         self.device.synchronize(self.device.record(self.device.compute))
         return self.device.capture(self._forward(shape))
 
@@ -211,7 +203,7 @@ class GpuRunner:
         self, shape: StepShape, take: Callable[[torch.Tensor], None] = lambda _: None
     ) -> Callable[[], None]:
         """A step's computation as a function.   take: is given the head's inputs of all tokens."""
-        inputs = self.builder.views(shape, self._ints)
+        inputs = self.builder.views(shape, self._there.ints)
         return lambda: take(self.model.run(inputs, self.kv, self.out))
 
     # ---- steps ----
@@ -229,24 +221,24 @@ class GpuRunner:
         packed += [sampling.pack()] if sampling.num_rows else []
         places = _append(slot.memory, plan.num_ints, packed)
         compute, end = self.device.compute, places[-1].stop
-        self.device.copy(compute, self._ints[:end], slot.ints[:end])
+        self.device.copy(compute, self._there.ints[:end], slot.ints[:end])
         for (target, source, _), place in zip(moves, places, strict=False):
-            target_ids, source_ids = self._ints[place].view(2, -1)
+            target_ids, source_ids = self._there.ints[place].view(2, -1)
             self._copy_slabs(target, target_ids, source, source_ids)
         if batch.rows:
             # A graph keeps nothing but the logits of the rows' last tokens.
             graph = None if plan.scored.indices else self.graphs.find(plan.shape)
-            take = partial(self._score, scoring, self._ints[places[len(moves)]])
+            take = partial(self._score, scoring, self._there.ints[places[len(moves)]])
             step = graph or self._forward(plan.shape, take)
             self.device.submit(compute, step)
-            self._tell(scoring.told, slot.prompt_logprobs, self._prompt_logprobs)
+            self._tell(scoring.told, slot.prompt_logprobs, self._there.prompt_logprobs)
         drafting = _names(row for row in batch.rows if row.num_drafts)
         self._chosen_at = {
             name: place
             for place, row in enumerate(plan.choosing)
             if (name := _name(row)) not in drafting
         }
-        ints = self._ints[places[-1]]
+        ints = self._there.ints[places[-1]]
         self._launched.append(_Step(batch, plan, sampling, scoring, slot, ints))
         if not batch.is_constrained:
             self.choose({})
@@ -263,18 +255,18 @@ class GpuRunner:
         self._meet(step.batch, len(step.plan.choosing))
         if rows and self.model.is_first:
             num_results = self.limits.most_choices + step.plan.shape.num_tokens
-            self.device.copy(compute, slot.results[:num_results], self._results[:num_results])
+            self.device.copy(compute, slot.results[:num_results], self._there.results[:num_results])
         event = self.device.record(compute)
         self._launched.append(replace(step, choices=choices, event=event))
 
-    def _send_masks(self, slot: _Slot, masks: Mapping[int, Mask]) -> torch.Tensor:
+    def _send_masks(self, slot: _Buffers, masks: Mapping[int, Mask]) -> torch.Tensor:
         """Copy masks to the device, packed.   masks: by place among the tokens to choose."""
         count = len(masks)
         for (place, mask), target in zip(masks.items(), slot.masks, strict=False):
             pack_mask(place, mask, target)
         if count:
-            self.device.copy(self.device.compute, self._masks[:count], slot.masks[:count])
-        return self._masks[:count]
+            self.device.copy(self.device.compute, self._there.masks[:count], slot.masks[:count])
+        return self._there.masks[:count]
 
     def _meet(self, batch: Batch, num_chosen: int) -> None:
         """Send chosen tokens to all ranks, and let no rank end a step before all have run it."""
@@ -307,7 +299,7 @@ class GpuRunner:
 
     def _score(self, scoring: ScoringInputs, ints: torch.Tensor, x: torch.Tensor) -> None:
         if (head := self.model.lm_head) is not None:
-            there, finite = self._prompt_logprobs, self.out.finite
+            there, finite = self._there.prompt_logprobs, self.out.finite
             vocab_size, softcap = self.model.config.vocab_size, self.model.config.soft_caps.logits
             score(x, head, vocab_size, ints, scoring.told.depth, there, finite, softcap)
 
@@ -316,9 +308,9 @@ class GpuRunner:
 
     def _choose(self, step: _Step, masks: torch.Tensor) -> None:
         sampling, logits = step.sampling, self.out.logits[: step.sampling.num_rows]
-        given = logits, sampling, step.ints, self.out.tokens, self._logprobs, masks
+        given = logits, sampling, step.ints, self.out.tokens, self._there.logprobs, masks
         self.device.submit(self.device.compute, partial(choose, self.kernels, *given))
-        self._tell(sampling.told, step.slot.logprobs, self._logprobs)
+        self._tell(sampling.told, step.slot.logprobs, self._there.logprobs)
 
     def _tell(self, told: Told, target: Logprobs, source: Logprobs) -> None:
         for here, there in zip(target.used(told), source.used(told), strict=True):

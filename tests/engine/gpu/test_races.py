@@ -192,7 +192,7 @@ def test_ints_of_a_graph_that_are_overwritten_while_it_is_replayed_are_found_out
 
     def hasty(stream, target, source):
         is_mixed = bool(shapes) and shapes[-1].num_prefill_items > 0
-        are_ints = target.data_ptr() == runner._ints.data_ptr()
+        are_ints = target.data_ptr() == runner._there.ints.data_ptr()
         copy(other if is_mixed and are_ints else stream, target, source)
 
     runner.builder.build, device.copy = note, hasty
