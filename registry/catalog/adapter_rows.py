@@ -185,20 +185,17 @@ def list_digests(conn: Connection, adapter_id: str, number: int | None = None) -
 def find_same_version(
     conn: Connection,
     tenant_id: str,
-    adapter_id: str,
+    name: str,
     built: BuiltAdapter,
     response_template: str | None,
 ) -> Version | None:
-    """The ready version of this adapter with the same bytes and tokenizer, for the same base model,
-    and with this format of tool calls.
+    """The newest ready version of this adapter with the same bytes and tokenizer, for the same base
+    model, and with this format of tool calls.
     """
     same = ("digest", "base_revision", "base_model", "tokenizer")
-    query = select(versions).where(
-        versions.c.tenant_id == tenant_id,
-        versions.c.adapter_id == adapter_id,
-        versions.c.state == READY,
+    query = _ready_versions(tenant_id, name).where(
         versions.c.response_template == response_template,
-        *(versions.c[name] == getattr(built, name) for name in same),
+        *(versions.c[column] == getattr(built, column) for column in same),
     )
     row = conn.execute(query.order_by(versions.c.version.desc())).first()
     return to_version(row) if row else None

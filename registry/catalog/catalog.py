@@ -147,9 +147,7 @@ class Catalog(Directory):
         actor = f"key:{key_id}"
         adapter_rows.lock_tenant(conn, tenant_id)
         adapter = self._open_adapter(conn, tenant_id, name, actor)
-        version = adapter_rows.find_same_version(
-            conn, tenant_id, adapter.adapter_id, built, response_template
-        )
+        version = adapter_rows.find_same_version(conn, tenant_id, name, built, response_template)
         if version is None:
             version = Version(
                 **asdict(built),

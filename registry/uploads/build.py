@@ -171,9 +171,8 @@ class UploadBuilder:
                 key=built.object_key,
                 reason=f"{stored_bytes} bytes are stored, {built.size_bytes} were put",
             )
-        adapter = adapter_rows.find_adapter(conn, tenant_id, upload.adapter_name)
-        if adapter and adapter_rows.find_same_version(
-            conn, tenant_id, adapter.adapter_id, built, upload.response_template
+        if adapter_rows.find_same_version(
+            conn, tenant_id, upload.adapter_name, built, upload.response_template
         ):
             return publish(conn, self.catalog, upload, built)
         until_ms = self.now_ms() + self.limits.proof_ttl_s * 1000
