@@ -1,4 +1,4 @@
-"""The components of an adapter's tokenizer that are its own: tokens, chat template, end of answers.
+"""Tokens, chat template and ends of answers that an adapter's tokenizer has of its own.
 
 In everything else the tokenizer must be the base model's. Libraries write one tokenizer in several
 forms, so what is compared is what a component does to a text's token ids.
