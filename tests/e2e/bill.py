@@ -63,9 +63,9 @@ async def ask(client: httpx.AsyncClient, tenant: Tenant, seen: Seen, chance: ran
         "return_token_ids": True,
     }
     leave_after = chance.choice([None, None, 0, 1, 5, 20])
-    headers = {"authorization": f"Bearer {tenant.api_key}"}
+    asked = {"json": body, "headers": tenant.headers}
     try:
-        async with client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+        async with client.stream("POST", "/v1/completions", **asked) as answer:
             if answer.status_code != 200:
                 seen.num_errors += 1
                 return
@@ -92,9 +92,9 @@ async def ask_and_kill(
     """Kill a process in the middle of a long stream, so that the kill always hits a request."""
     body = {"model": "base", "max_tokens": 500, "stream": True, "ignore_eos": True}
     body["prompt"] = [chance.randrange(4, 250), chance.randrange(4, 250)]
-    stack, headers = tenant.stack, {"authorization": f"Bearer {tenant.api_key}"}
+    stack, asked = tenant.stack, {"json": body, "headers": tenant.headers}
     with suppress(httpx.TransportError):
-        async with client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+        async with client.stream("POST", "/v1/completions", **asked) as answer:
             lines = answer.aiter_lines()
             assert (await anext(lines)).startswith("data: {")
             await asyncio.to_thread(_kill, stack, kill, seen)

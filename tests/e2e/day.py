@@ -86,8 +86,7 @@ class Customers:
 
     def _run(self, number: int) -> None:
         chance = random.Random(number)
-        headers = {"authorization": f"Bearer {self.tenant.api_key}"}
-        with httpx.Client(base_url=self.url, headers=headers, timeout=60) as http:
+        with httpx.Client(base_url=self.url, headers=self.tenant.headers, timeout=60) as http:
             while not self._stopping.is_set():
                 body = {
                     "model": chance.choice(self.models),

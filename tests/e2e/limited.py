@@ -6,30 +6,15 @@ add the amount once.
 """
 
 import asyncio
-import json
-import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-import httpx
 import sqlalchemy as sa
 
 from tests.e2e.stack import Stack, Tenant
+from tests.e2e.streams import Streamed, run_streams
 from tests.redis_server import RedisServer
 
 PROMPT = [5, 6, 7]
-
-
-@dataclass
-class Got:
-    """How one request ended. sent_at, begun_at: when it was sent, and when its answer began."""
-
-    status: int
-    sent_at: float
-    begun_at: float
-    text: str = ""
-    usage: dict[str, Any] | None = None
-    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -40,17 +25,11 @@ class Machine:
     redis: RedisServer
     database: sa.Engine
 
-    def run(self, tenant: Tenant, count: int, **changes: Any) -> list[Got]:
-        """Run `count` streams at once, each on a connection of its own."""
-        return asyncio.run(self._run(tenant, count, changes))
-
-    async def _run(self, tenant: Tenant, count: int, changes: dict[str, Any]) -> list[Got]:
-        limits = httpx.Limits(max_connections=count)
-        headers = {"authorization": f"Bearer {tenant.api_key}"}
-        async with httpx.AsyncClient(limits=limits, timeout=120, headers=headers) as client:
-            return await asyncio.gather(
-                *(stream(client, self.stack.base_url, changes) for _ in range(count))
-            )
+    def run(self, tenant: Tenant, count: int, max_tokens: int = 5) -> list[Streamed]:
+        """Run `count` streams at once; one that is admitted ends as it should."""
+        found = asyncio.run(run_streams(tenant, count, prompt=PROMPT, max_tokens=max_tokens))
+        assert all(got.is_whole for got in found if got.status == 200)
+        return found
 
     def spent_nanousd(self, tenant: Tenant) -> int:
         """Return the tenant's spending by the ledger, once no hold is open."""
@@ -73,30 +52,13 @@ class Machine:
             return int(conn.scalar(query, {"tenant": tenant.tenant_id}) or 0)
 
 
-async def stream(client: httpx.AsyncClient, url: str, changes: dict[str, Any]) -> Got:
-    body = {
-        "model": "base", "prompt": PROMPT, "max_tokens": 5, "ignore_eos": True, "stream": True,
-        "stream_options": {"include_usage": True}, **changes,
-    }  # fmt: skip
-    sent_at = time.monotonic()
-    async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
-        got = Got(answer.status_code, sent_at, time.monotonic(), headers=dict(answer.headers))
-        lines = [line async for line in answer.aiter_lines() if line]
-    if got.status != 200:
-        got.text = "\n".join(lines)
-        return got
-    assert lines[-1] == "data: [DONE]", "a stream that was admitted ends as it should"
-    got.usage = json.loads(lines[-2].removeprefix("data: "))["usage"]
-    return got
-
-
-def check(answers: list[Got], amount: int, upsets: int = 0) -> None:
+def check(answers: list[Streamed], amount: int, upsets: int = 0) -> None:
     """Check that no more than the limit was admitted between any two moments, and that requests
     were refused only for the limit.
 
     upsets: how often Redis died or came back.
     """
-    assert {got.status for got in answers} <= {200, 429}, [got.text for got in answers][:3]
+    assert {got.status for got in answers} <= {200, 429}
     admitted = [got for got in answers if got.status == 200]
     assert admitted, "a limit is no wall"
     for first in admitted:
@@ -119,14 +81,13 @@ def check_budget(machine: Machine, count: int, num_tokens: int) -> None:
     assert {got.status for got in answers} == {200, 429}
     spent = machine.spent_nanousd(tenant)
     assert spent <= budget
-    served = [got.usage for got in answers if got.usage]
+    served = [got.usage for got in answers if got.status == 200]
     tokens = sum(usage["completion_tokens"] for usage in served)
     assert spent == tokens * completion + len(served) * len(PROMPT) * prompt
     # The rest of the budget goes, to the token, to a request that asks for all of it.
     left = (budget - spent - len(PROMPT) * prompt) // completion
     last = machine.run(tenant, 1, max_tokens=400)[0]
     if left >= 1:
-        assert last.usage
         assert last.usage["completion_tokens"] == min(left, 400)
     else:
         assert last.status == 429

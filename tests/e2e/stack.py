@@ -40,6 +40,10 @@ class Tenant:
     adapters: list[str] = field(default_factory=list)
 
     @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.api_key}"}
+
+    @property
     def http(self) -> httpx.Client:
         """HTTP client with this tenant's key; the stack closes it."""
         return self.stack.client(self.api_key)

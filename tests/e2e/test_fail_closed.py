@@ -55,7 +55,7 @@ def check_outage(stack: Stack, database: Database, outage: Outage) -> None:
         assert (parts["ledger"], parts["engine"]) == (False, True)
         for stream in streams:
             assert stream.usage["completion_tokens"] == NUM_TOKENS
-            assert stream.events[-2]["choices"][0]["finish_reason"] == "length"
+            assert stream.got.finish_reason == "length"
         # There may be one more: the engine may not know yet that the first request is settled.
         stack.wait(lambda: (unsettled(stack) or 0) >= NUM_STREAMS)
     stack.wait_ready()

@@ -165,9 +165,9 @@ def test_a_killed_gateway_takes_nothing_from_its_neighbour_and_bills_nothing_of_
     kept = streams["gateway-2"].usage["x_chorale"]["cost_nanousd"]
     assert kept > 0
     streams["gateway"].join(30)
-    assert not streams["gateway"].is_whole
+    assert not streams["gateway"].got.is_whole
     stack.wait(lambda: serving(stack) == set(GATEWAYS))
-    ids = {name: stream.events[0]["id"] for name, stream in streams.items()}
+    ids = {name: stream.got.events[0]["id"] for name, stream in streams.items()}
     stack.wait(lambda: charged(stack, ids["gateway"]) == 0)
     stack.wait(lambda: charged(stack, ids["gateway-2"]) == kept)
 
@@ -185,8 +185,7 @@ def test_gateways_are_replaced_one_after_another_and_no_answer_is_cut_off(stack:
     streams = streams_on(tenant, GATEWAYS, 300)
     os.kill(stack.pids()[0], signal.SIGUSR2)
     statuses: list[int] = []
-    headers = {"authorization": f"Bearer {tenant.api_key}"}
-    body = {"model": "base", "prompt": [5], "max_tokens": 3}
+    headers, body = tenant.headers, {"model": "base", "prompt": [5], "max_tokens": 3}
     url = f"{stack.base_url}/v1/completions"
     with (
         httpx.Client(headers=headers, **PLAIN) as kept,

@@ -73,12 +73,12 @@ def test_an_engine_that_is_killed_ends_its_own_streams_and_no_others(pool: Stack
     tenant, before = pool.tenant("loses"), len(pool.settled_events(0))
     lost_id = engines(pool)[LOST]["engine_id"]
     lose = partial(pool.kill, LOST)
-    streams = asyncio.run(run_streams(pool, tenant, NUM_STREAMS, NUM_TOKENS, lose))
+    streams = asyncio.run(run_streams(tenant, NUM_STREAMS, lose, max_tokens=NUM_TOKENS))
     cut_step = TokenMeter.read(pool.data_dir / LOST / "meter")[2:]
     # The pool heals: the engine is back under its name and with its journal, and is used.
     pool.wait(lambda: states(pool)[LOST] == "ready")
     assert engines(pool)[LOST]["engine_id"] == lost_id
-    again = asyncio.run(run_streams(pool, tenant, NUM_STREAMS, 5))
+    again = asyncio.run(run_streams(tenant, NUM_STREAMS, max_tokens=5))
     assert {got.finish_reason for got in again} == {"length"}
     pool.wait(lambda: num_generated(pool)[LOST])
     pool.settled_events(before + len(streams) + len(again))
@@ -92,7 +92,7 @@ def test_what_a_smaller_pool_does_not_start_again_is_billed_all_the_same(
 ) -> None:
     """The power fails while two engines serve, and only one is started again."""
     tenant, before = pool.tenant("unlucky"), len(pool.settled_events(0))
-    streams = asyncio.run(run_streams(pool, tenant, NUM_STREAMS, 400, kill=pool.die))
+    streams = asyncio.run(run_streams(tenant, NUM_STREAMS, pool.die, max_tokens=400))
     assert {got.error for got in streams} == {"cut off"}
     with running(pool.data_dir, tiny_model, engines=1, **SETTINGS) as stack:
         stack.wait(lambda: hold_states(stack) == {"posted": before + NUM_STREAMS})

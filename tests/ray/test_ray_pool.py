@@ -72,7 +72,7 @@ def test_what_dies_on_the_cluster_ends_its_own_streams_and_the_bill_is_exact(
         # Each kill has a tenant: a request that was running at two deaths would be tried alone.
         tenant = pool.tenant(f"before-{kill.replace(' ', '-')}")
         got = asyncio.run(
-            run_streams(pool, tenant, NUM_STREAMS, NUM_TOKENS, partial(pool.kill, kill))
+            run_streams(tenant, NUM_STREAMS, partial(pool.kill, kill), max_tokens=NUM_TOKENS)
         )
         if victim:
             cut_steps.append(TokenMeter.read(pool.data_dir / victim / "meter")[2:])
@@ -95,7 +95,7 @@ def test_the_pool_grows_and_shrinks_while_it_serves(pool: ClusterStack) -> None:
 
     async def shrink() -> list[Streamed]:
         async with asyncio.TaskGroup() as group:
-            streams = group.create_task(run_streams(pool, tenant, NUM_STREAMS, NUM_TOKENS))
+            streams = group.create_task(run_streams(tenant, NUM_STREAMS, max_tokens=NUM_TOKENS))
             await asyncio.sleep(1.0)
             wanted_file(pool.data_dir).write(2)
         return streams.result()

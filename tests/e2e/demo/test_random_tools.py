@@ -55,7 +55,7 @@ def ask(tenant: Tenant, model: str, number: int, max_tokens: int) -> Counter:
     # Each request has its own connection: a kept one may end while another thread uses it.
     answer = httpx.post(
         f"{tenant.stack.base_url}/v1/chat/completions",
-        headers={"authorization": f"Bearer {tenant.api_key}"},
+        headers=tenant.headers,
         trust_env=False,
         json={
             "model": model,

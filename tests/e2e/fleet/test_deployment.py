@@ -70,11 +70,10 @@ def test_while_the_database_is_away_clients_are_told_so_through_the_balancer(
 ) -> None:
     tenant = fleet.machines[0].tenant("no-ledger")
     body = {"model": fleet.machines[0].model, "prompt": PROMPT, "max_tokens": 1}
-    headers = {"authorization": f"Bearer {tenant.api_key}"}
     log = tmp_path / "haproxy.log"
 
     def ask() -> httpx.Response:
-        return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
+        return httpx.post(f"{url}/v1/completions", json=body, headers=tenant.headers, timeout=60)
 
     with balanced(fleet.machines, tmp_path) as url:
         Stack.wait(lambda: ask().status_code == 200)

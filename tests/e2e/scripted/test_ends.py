@@ -18,12 +18,12 @@ def test_all_answers_of_a_request_that_is_cancelled_end_and_one_usage_follows(
 ) -> None:
     tenant, other = scripted.tenant("cancels"), scripted.tenant("cannot-cancel")
     asked = StreamThread(tenant, max_tokens=LONG, n=2)
-    path = f"/v1/chat/completions/{asked.events[0]['id']}/cancel"
+    path = f"/v1/chat/completions/{asked.got.events[0]['id']}/cancel"
     assert other.http.post(path).status_code == 404
     assert tenant.http.post(path).json()["cancelled"] is True
     usage = asked.usage
     assert tenant.http.post(path).status_code == 404, "it has ended"
-    choices = [choice for event in asked.events for choice in event["choices"]]
+    choices = [choice for event in asked.got.events for choice in event["choices"]]
     ends = [choice for choice in choices if choice["finish_reason"]]
     assert sorted(end["index"] for end in ends) == [0, 1]
     assert {end["finish_reason"] for end in ends} == {"stop"}
@@ -37,7 +37,7 @@ def test_at_sigterm_what_runs_ends_in_time_and_nobody_new_is_admitted(scripted: 
     short, long = (StreamThread(tenant, max_tokens=tokens) for tokens in (SHORT, LONG))
     os.kill(scripted.pid("gateway"), signal.SIGTERM)
     scripted.wait(lambda: is_refused(scripted))
-    assert not long.is_whole, "it is under way meanwhile"
+    assert not long.got.is_whole, "it is under way meanwhile"
     usages = [short.usage, long.usage]
     causes = [usage["x_chorale"]["stop_cause"] for usage in usages]
     assert causes == ["max_tokens", "aborted"], "the second is ordered to end in time"
