@@ -1,6 +1,5 @@
 """Base models beside each other: what a stack with several must do, wherever their engines run."""
 
-import json
 import os
 import signal
 import threading
@@ -13,6 +12,7 @@ import httpx
 
 from tests.e2e.bill import check_audit
 from tests.e2e.stack import Stack, Tenant, process_of
+from tests.e2e.streams import StreamThread
 from tests.oracle import greedy, merged_model
 from tests.tiny_models import save_adapter, save_model
 
@@ -171,39 +171,17 @@ def check_a_killed_engine(pair: Pair, victim: str) -> None:
     """
     stack, tenant = pair.stack, pair.tenant
     (home,) = homes_of(stack, victim)
-    begun = {model: threading.Event() for model in pair.dirs}
-    with ThreadPoolExecutor(len(begun)) as pool:
-        streams = {
-            model: pool.submit(_end_of_stream, tenant, model, event)
-            for model, event in begun.items()
-        }
-        for event in begun.values():
-            assert event.wait(60)
-        os.kill(process_of(home / "engine.json"), signal.SIGKILL)
-        ended = {model: stream.result() for model, stream in streams.items()}
-    wanted = {model: ["length"] for model in begun} | {victim: ["engine_unavailable"]}
-    assert ended == wanted
+    streams = {model: StreamThread(tenant, model=model, max_tokens=400) for model in pair.dirs}
+    (config,) = home.glob("*engine.json")
+    os.kill(process_of(config), signal.SIGKILL)
+    for stream in streams.values():
+        stream.join(60)
+    ended = {model: it.got.error or it.got.finish_reason for model, it in streams.items()}
+    assert ended == dict.fromkeys(pair.dirs, "length") | {victim: "engine_unavailable"}
     wait_serving(stack, victim)
     for adapter in pair.adapters[victim]:
         assert tokens_of(ask(tenant, adapter, PROMPTS[1]))
     check_books(stack, 1)
-
-
-def _end_of_stream(tenant: Tenant, model: str, begun: threading.Event) -> list[str]:
-    """Return the error or the reason that a long stream ends with."""
-    body = {
-        "model": model, "prompt": PROMPTS[0], "max_tokens": 400, "ignore_eos": True,
-        "stream": True,
-    }  # fmt: skip
-    ends: list[str | None] = []
-    with tenant.http.stream("POST", "/v1/completions", json=body) as answer:
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                begun.set()
-                chunk = json.loads(line[6:])
-                error = chunk.get("error")
-                ends += [error["code"]] if error else [c["finish_reason"] for c in chunk["choices"]]
-    return [end for end in ends if end]
 
 
 def check_replacing(pair: Pair, folder: Path, **settings: Any) -> None:
