@@ -46,11 +46,10 @@ class EngineFactory:
         transformers.utils.logging.disable_progress_bar()
         return cls(make_checkpoint(stack, folder / "checkpoint", num_adapters=0), folder)
 
-    def make(self, *, arena_tokens: int, swap_tokens: int = 0, **settings: Any) -> EngineCore:
+    def make(self, *, arena_tokens: int, **settings: Any) -> EngineCore:
         """Make an engine and warm it up with one short request. settings: of EngineConfig."""
-        core = self.make_cold(
-            arena_bytes=self._bytes(arena_tokens), swap_bytes=self._bytes(swap_tokens), **settings
-        )
+        arena_bytes = self.layout.num_blocks(arena_tokens) * self.layout.slab_bytes
+        core = self.make_cold(arena_bytes=arena_bytes, swap_bytes=0, **settings)
         run(core, [Ask(prompt_token_ids=(1,) * _WARM_UP, max_tokens=_WARM_UP)])
         return core
 
@@ -81,9 +80,6 @@ class EngineFactory:
 
     def random_tokens(self, stream: random.Random, count: int) -> tuple[int, ...]:
         return tuple(stream.randrange(self.vocab_size) for _ in range(count))
-
-    def _bytes(self, num_tokens: int) -> int:
-        return self.layout.num_blocks(num_tokens) * self.layout.slab_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

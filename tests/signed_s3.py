@@ -132,8 +132,8 @@ def _signs_enough(claim: _Claim, headers: Mapping[str, str]) -> bool:
 
 
 @contextlib.contextmanager
-def signed_s3(bucket: str = "bucket") -> Iterator[tuple[FaultyS3, Signatures]]:
+def signed_s3() -> Iterator[tuple[FaultyS3, Signatures]]:
     """Run a faulty_s3 that requires signatures by CREDENTIALS; yield it and its gate."""
     signatures = Signatures(CREDENTIALS["AWS_ACCESS_KEY_ID"], CREDENTIALS["AWS_SECRET_ACCESS_KEY"])
-    with faulty_s3(bucket, signatures) as s3:
+    with faulty_s3(gate=signatures) as s3:
         yield s3, signatures

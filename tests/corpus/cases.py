@@ -96,10 +96,8 @@ class Case:
 
 
 @torch.no_grad()
-def _shift_rows(
-    model: torch.nn.Module, rows: list[int] | slice = slice(None), of: str = ""
-) -> None:
-    """Change rows of the modules in modules_to_save, or of trained tokens; of: a part of a name."""
+def _shift_rows(model: torch.nn.Module, rows: list[int] | slice = slice(None)) -> None:
+    """Change rows of the modules in modules_to_save."""
     chance = torch.Generator().manual_seed(11)
     for name, parameter in model.named_parameters():
         if "modules_to_save" in name:

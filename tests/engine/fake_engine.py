@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,14 +43,7 @@ def main() -> None:
     serve(EngineConfig(**json.loads(Path(sys.argv[1]).read_text())))
 
 
-def serve(
-    config: EngineConfig,
-    *,
-    make_runner: Callable[[TokenMeter], FakeRunner] = SlowRunner,
-    num_slabs: int = 2048,
-    drafter: Drafter | None = None,
-    **journal_options: Any,
-) -> None:
+def serve(config: EngineConfig, *, drafter: Drafter | None = None, **journal_options: Any) -> None:
     """Serve until every gateway is gone."""
     silence_s = float(os.environ.get("FAKE_SILENCE_S", SILENCE_S))
     step_times.MOST_S = float(os.environ.get("FAKE_SILENCE_S", step_times.MOST_S))
@@ -65,7 +57,7 @@ def serve(
     data_dir.mkdir(parents=True, exist_ok=True)
     with lock_directory(data_dir):
         engine_id, epoch = engine_identity(data_dir)
-        adapters = AdapterManager(Arena(num_slabs), FakeLoader())
+        adapters = AdapterManager(Arena(2048), FakeLoader())
         vocabulary = read_vocabulary(Path(config.vocabulary_path))
         vocabulary += [b"?"] * (256 - len(vocabulary))
         scheduler = Scheduler(
@@ -77,7 +69,7 @@ def serve(
             speculation=Speculation(FLAT, drafter) if drafter else None,
         )
         journal = Journal(data_dir / "journal", engine_id, config.base_revision, **journal_options)
-        runner = make_runner(TokenMeter(data_dir / "meter"))
+        runner = SlowRunner(TokenMeter(data_dir / "meter"))
         core = EngineCore(
             scheduler,
             runner,

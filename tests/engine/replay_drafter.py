@@ -11,10 +11,9 @@ class ReplayDrafter:
     answers: token ids by `key` of a request; other requests have no drafts.
     """
 
-    def __init__(self, answers, key, seed=0, share_wrong=0.2):
+    def __init__(self, answers, key, seed=0):
         self.answers, self.key = answers, key
         self.chance = random.Random(seed)
-        self.share_wrong = share_wrong
 
     def drafts(self, requests, most):
         return {request: self._draft(request, most) for request in requests}
@@ -26,7 +25,7 @@ class ReplayDrafter:
         start = len(request.output_token_ids)
         assert list(known[:start]) == request.output_token_ids, "another answer than it gets alone"
         drafts = known[start : start + self.chance.randint(0, most)]
-        is_wrong = [self.chance.random() < self.share_wrong for _ in drafts]
+        is_wrong = [self.chance.random() < 0.2 for _ in drafts]
         drafts = [t + 1 - 2 * (t > 1) if w else t for t, w in zip(drafts, is_wrong, strict=True)]
         return Draft(tuple(drafts), 32)
 

@@ -1,7 +1,5 @@
 """The torch reference kernels on a fake device, to which they report the slabs they touch."""
 
-from types import ModuleType
-
 import torch
 
 from kernels import reference
@@ -14,26 +12,23 @@ from tests.engine.gpu.fake_device import FakeDevice
 class RecordingKernels:
     """kernels.reference, reporting the slabs that the inputs name when a kernel runs."""
 
-    def __init__(self, device: FakeDevice, meaning: ModuleType = reference) -> None:
+    def __init__(self, device: FakeDevice) -> None:
         self.device = device
-        self.meaning = meaning
 
     def __getattr__(self, name):
-        return getattr(self.meaning, name)
+        return getattr(reference, name)
 
     def rope_store_kv(self, qkv, kv, cos, sin, positions, slots, finite, norms, delta, *scales):
         written = slots[slots >= 0] // kv.shape[3]
         self.device.touch(set(written.tolist()), is_write=True, what="KV written")
         self._expanded(delta)
-        self.meaning.rope_store_kv(
-            qkv, kv, cos, sin, positions, slots, finite, norms, delta, *scales
-        )
+        reference.rope_store_kv(qkv, kv, cos, sin, positions, slots, finite, norms, delta, *scales)
 
     def decode_attention(self, out, q, kv, work, window=None, *scores):
         for decode in (Decode(*ints) for ints in work.decodes.tolist()):
             if decode.num_sums:
                 self._attended(kv, work, decode.block_start, decode.length, 1, window)
-        self.meaning.decode_attention(out, q, kv, work, window, *scores)
+        reference.decode_attention(out, q, kv, work, window, *scores)
 
     def prefill_attention(self, out, q, kv, work, window=None, *scores):
         rows = work.prefill_items[: int(work.num_prefill_items), 0].unique()
@@ -41,25 +36,25 @@ class RecordingKernels:
             num_queries = int(work.query_starts[row + 1] - work.query_starts[row])
             start, length = int(work.block_starts[row]), int(work.seq_lens[row])
             self._attended(kv, work, start, length, num_queries, window)
-        self.meaning.prefill_attention(out, q, kv, work, window, *scores)
+        reference.prefill_attention(out, q, kv, work, window, *scores)
 
     def shrink(self, x, work, site):
         self._applied(work, site, "A read")
-        return self.meaning.shrink(x, work, site)
+        return reference.shrink(x, work, site)
 
     def expand(self, y, delta):
         self._expanded(delta)
-        self.meaning.expand(y, delta)
+        reference.expand(y, delta)
 
     def gated(self, gate_up, activation, delta=None):
         self._expanded(delta)
-        return self.meaning.gated(gate_up, activation, delta)
+        return reference.gated(gate_up, activation, delta)
 
     def copy_slabs(self, target, target_ids, source, source_ids):
         for memory, ids, is_write in ((source, source_ids, False), (target, target_ids, True)):
             if memory.data_ptr() == self.device.arena.data_ptr():
                 self.device.touch(set(ids.tolist()), is_write, "swap")
-        self.meaning.copy_slabs(target, target_ids, source, source_ids)
+        reference.copy_slabs(target, target_ids, source, source_ids)
 
     def _attended(
         self,
