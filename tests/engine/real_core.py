@@ -10,10 +10,7 @@ from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.cpu.draft_model import CpuDraftModel, draft_layout
 from engine.cpu.runner import ModelRunner
-from engine.drafts.model import ModelDrafter
-from engine.drafts.pools import DraftPools
 from engine.drafts.speculation import Speculation
-from engine.drafts.text import TextDrafter
 from engine.journal.journal import Journal
 from engine.kv.swap import PreemptionCosts, SwapSpace
 from engine.models.config import DecoderConfig
@@ -34,6 +31,7 @@ from lora.shard import Shard
 from registry.base.base_model import BaseModel
 from registry.ref import AdapterRef
 from tests.cpu_decoder import make_decoder
+from tests.engine.fake_draft_model import speculating
 from tests.engine.fakes import FLAT, FakeGrammars, FakeLoader
 from tests.engine.late_runner import LateRunner
 from tests.engine.rank_team import RankTeam
@@ -136,9 +134,8 @@ def build_core(
     speculation = Speculation(FLAT, drafter, **device) if drafter else None
     if draft_model_dir:
         model = open_draft_model(draft_model_dir, slabs, make_kernels, quantization)
-        model_drafts = ModelDrafter(model, adapters.arena, limits.max_model_len, idle_share=0.4)
-        drafter = drafter or TextDrafter(DraftPools(0))
-        speculation = Speculation(FLAT, drafter, model=model_drafts)
+        speculate = speculating(model, drafter=drafter, idle_share=0.4)
+        speculation = speculate(adapters.arena, limits.max_model_len)
     scheduler = Scheduler(
         limits, layout, adapters, words, eos, swap, grammars=grammars, speculation=speculation
     )
@@ -149,16 +146,15 @@ def build_core(
     reference = MergedModel(numbers, config, whole, backend.device if make_backend else None)
     if make_backend:
         runner = backend.make_runner(adapters.tables, meter, num_swap_slots)
-        return EngineCore(scheduler, runner, journal, reference, precision=0.005)
-    if team:
+    elif team:
         runner = team.lead(adapters.tables, meter)
-        return EngineCore(scheduler, runner, journal, reference, precision=0.005)
-    model = make_decoder(config, weights, form, 256, make_kernels, quantization=quantization)
-    late = LateRunner(adapters)
-    tables = late.tables if lag else adapters.tables
-    runner = ModelRunner(model, slabs, form, tables, meter, num_swap_slots)
-    if lag:
-        late.runner, runner = runner, late
+    else:
+        model = make_decoder(config, weights, form, 256, make_kernels, quantization=quantization)
+        late = LateRunner(adapters) if lag else None
+        tables = (late or adapters).tables
+        runner = ModelRunner(model, slabs, form, tables, meter, num_swap_slots)
+        if late:
+            late.runner, runner = runner, late
     precision = 0.05 if quantization else 0.005
     return EngineCore(scheduler, runner, journal, reference, precision)
 
