@@ -27,7 +27,7 @@ from server.text.times import DAY_MS
 
 STORAGE = "kept/storage"
 ACCOUNTS = (STORAGE, "kept/pins")
-"""Kinds of what is posted by day, by the names that the table of the engines' journal positions has."""
+"""Kinds of what is posted by day, named as in the table of the engines' journal positions."""
 Place = tuple[int, str]
 """A day, numbered from 1970-01-01, and the cursor of a page of what was kept on it."""
 
