@@ -80,7 +80,7 @@ async def _named(request: Request, tenant: str) -> None:
 
 
 class AccountEndpoints:
-    """Two routers, for tenants and the operator. An endpoint takes an `AccountDep` or a `RowsDep`.
+    """Two routers, for tenants and for the operator, of endpoints that take a tenant's account.
 
     prefix, account: the path at which the operator finds an account, and a dependency that notes
     it as the request's; by default it is the tenant that the path names.
