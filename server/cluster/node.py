@@ -79,7 +79,7 @@ def prepare(node: Node, template: EngineTemplate) -> list[ChildSpec]:
         config["model_dir"] = str(_check_model(node, template))
         _check_storage(template.storage, node)
     path = node.pool_dir / f"{node.folder.name}.json"
-    engine = engine_child(node.folder.name, node.kind, path, config)
+    engine = engine_child(node.folder.name, node.kind, path, config, template.module)
     engine = replace(engine, stop_timeout_s=template.stop_timeout_s)
     return [engine] if node.kind == "retired" else [fetcher_child(config, template.storage), engine]
 

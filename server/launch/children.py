@@ -47,12 +47,15 @@ def fetcher_child(
     return ChildSpec(name, command, own, first_beat_s=FIRST_BEAT_S)
 
 
-def engine_child(name: str, kind: Kind, path: Path, config: JsonObject) -> ChildSpec:
+def engine_child(
+    name: str, kind: Kind, path: Path, config: JsonObject, module: str = "engine"
+) -> ChildSpec:
     """An engine's process, which sees no credentials.   path: where its configuration is written.
 
     config: fields of engine.config.EngineConfig by name, since the engine reads them from a file.
+    module: Python module of the engine.
     """
-    module, threads = "engine", config["threads"]
+    threads = config["threads"]
     if kind == "retired":
         module, threads = "engine.retired", 1
         # The engine's open requests ran on the model that it was started with.

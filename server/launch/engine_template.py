@@ -17,6 +17,7 @@ class EngineTemplate:
 
     model: a folder, or a hub id.   config: the fields of engine.config.EngineConfig but for those
     that a node gives.   stop_timeout_s: seconds between SIGTERM and SIGKILL.
+    module: Python module of the engine.
     """
 
     model: str
@@ -24,6 +25,7 @@ class EngineTemplate:
     config: JsonObject
     storage: str
     stop_timeout_s: float
+    module: str = "engine"
 
     @property
     def template_id(self) -> str:

@@ -27,11 +27,12 @@ _KILL_S = 5.0
 
 
 class ThisMachine:
-    """The place of engines that run on this machine."""
+    """The place of engines that run on this machine.   module: Python module of the engine."""
 
     heads: Sequence[ChildSpec] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "engine") -> None:
+        self._module = module
         self._engine_config: JsonObject = {}
 
     @property
@@ -46,7 +47,7 @@ class ThisMachine:
         """
         config = model.write_engine_config(home)
         self._engine_config = self._engine_config or config
-        return LocalEngines(home, config, model.settings, gpus)
+        return LocalEngines(home, config, model.settings, gpus, self._module)
 
     def settle(self, home: Home) -> "LocalEngines | None":
         """Stand-ins for the engines of a home without a model; None if all journals are settled.
@@ -72,11 +73,13 @@ class LocalEngines:
         config: JsonObject,
         settings: Settings | None = None,
         gpus: Sequence[str] = (),
+        module: str = "engine",
     ) -> None:
         self._home = home
         self._config = config
         self._settings = settings
         self._gpus = gpus
+        self._module = module
         self._fetchers: list[ChildSpec] = []
         if settings:
             name, reserve_bytes = f"{home.prefix}fetcher", settings.disk_reserve_bytes
@@ -108,7 +111,7 @@ class LocalEngines:
         folder = self._home.folder / name
         folder.mkdir(exist_ok=True)
         config = {**self._config, "data_dir": str(folder)}
-        child = engine_child(self._home.prefix + name, kind, path, config)
+        child = engine_child(self._home.prefix + name, kind, path, config, self._module)
         one = self._settings
         if kind == "retired" or one is None:
             return child

@@ -57,18 +57,19 @@ class PlacedEngines:
 class RayCluster:
     """The place of engines that run on a Ray cluster, which assigns their GPUs itself.
 
-    settings: of the server. Raises OSError.
+    settings: of the server.   module: Python module of the engine. Raises OSError.
     """
 
     gpus: Sequence[str] = ()
 
-    def __init__(self, settings: Settings, keys: InstallationKeys) -> None:
+    def __init__(self, settings: Settings, keys: InstallationKeys, module: str = "engine") -> None:
         self._cluster = cluster_of(settings.ray or "auto", settings.data_dir)
         token = secrets.token_hex(32) if self._cluster["address_file"] else ""
         self._environment = ray_environment(environment(without=GATEWAY_ONLY), token)
         # A placer that found the address of an earlier cluster would fail.
         address_file(settings.data_dir).unlink(missing_ok=True)
         self._keys = keys
+        self._module = module
 
     @property
     def heads(self) -> list[ChildSpec]:
@@ -85,7 +86,7 @@ class RayCluster:
             # The folder is made now, since nodes check that it exists before anything is stored.
             (settings.data_dir / "objects").mkdir(exist_ok=True)
         engine_config = model.write_engine_config(home)
-        config = PlacerConfig.of(settings, self._keys, engine_config, home)
+        config = PlacerConfig.of(settings, self._keys, engine_config, home, self._module)
         write_private(config_path(home), asdict(config))
         return PlacedEngines(home, Path(config.pool_dir), self._environment)
 

@@ -43,7 +43,12 @@ class PlacerConfig:
 
     @classmethod
     def of(
-        cls, settings: Settings, keys: InstallationKeys, engine_config: JsonObject, home: Home
+        cls,
+        settings: Settings,
+        keys: InstallationKeys,
+        engine_config: JsonObject,
+        home: Home,
+        module: str = "engine",
     ) -> "PlacerConfig":
         """Derive the configuration from the settings of one base model.
 
@@ -59,6 +64,7 @@ class PlacerConfig:
             config=engine_config | curve,
             storage=settings.storage_url,
             stop_timeout_s=settings.leave_timeout_s + _KILL_S,
+            module=module,
         )
         return cls(
             **cluster_of(settings.ray, settings.data_dir),

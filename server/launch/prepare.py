@@ -38,17 +38,18 @@ def resolve_settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"data_dir": data_dir, "port": port, **others})
 
 
-def prepare(settings: Settings) -> SupervisedBases:
+def prepare(settings: Settings, *, engine_module: str = "engine") -> SupervisedBases:
     """Write the files that the processes read at start. Returns what the supervisor runs.
 
-    settings: as `resolve_settings` returns them. Raises ServeError, ExtraMissing.
+    settings: as `resolve_settings` returns them.   engine_module: tests replace it.
+    Raises ServeError, ExtraMissing.
     """
     _check_extras(settings)
     data_dir = settings.data_dir
     secrets = Secrets.load(data_dir, may_make=not shares_parts(settings))
-    place: Place = ThisMachine()
+    place: Place = ThisMachine(engine_module)
     if settings.ray is not None:
-        place = RayCluster(settings, InstallationKeys.of(secrets.pepper))
+        place = RayCluster(settings, InstallationKeys.of(secrets.pepper), engine_module)
     return SupervisedBases(settings, place, Gateways(settings))
 
 
