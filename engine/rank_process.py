@@ -13,6 +13,7 @@ import queue
 import signal
 import sys
 import threading
+from dataclasses import astuple
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,10 @@ from engine.errors import UnsupportedModel
 from engine.models.ranks import TorchRanks
 from engine.ranks.batch_row import decode
 from engine.ranks.channel import Channel, ChannelClosed
-from engine.ranks.group import EVICTED, LOST, PLACED, UNAVAILABLE
 from lora import log_lines
 from lora.batch import DeviceTables
 from lora.disk_cache import packed_path
-from lora.errors import AdapterError
+from lora.errors import AdapterError, Failure
 from lora.filling import SlabFiller
 from lora.shard import Shard
 
@@ -53,10 +53,8 @@ class PlacedAdapters:
         """See engine.steps.segments.Tables: key and generation are the number of the placement."""
         return int(key), self._tables[key]
 
-    def place(self, number: int, digest: str, slabs: list[int]) -> int:
-        """Read an adapter's shard into `slabs`; return PLACED, or the failure's place in
-        FAILURES.
-        """
+    def place(self, number: int, digest: str, slabs: list[int]) -> Failure | None:
+        """Read an adapter's shard into `slabs`; return why that failed, or None."""
         for slab in slabs:
             self._tables.pop(self._owners.pop(slab, ""), None)
         path = packed_path(self._cache_dir, digest, self._filler.form.form_id)
@@ -68,17 +66,17 @@ class PlacedAdapters:
             finally:
                 self._filler.release(packed)
         except FileNotFoundError:
-            return EVICTED
+            return Failure("evicted", "another rank found its packed file gone")
         except AdapterError as error:
             logger.warning("%s", error)
-            return LOST
+            return Failure("lost", "another rank found its packed file damaged")
         except (OSError, MemoryError, RuntimeError) as error:
             # torch raises RuntimeError when there is no memory.
             logger.warning("%s", error)
-            return UNAVAILABLE
+            return Failure("unavailable", "another rank could not read its packed file")
         self._owners |= dict.fromkeys(slabs, str(number))
         self._tables[str(number)] = tables
-        return PLACED
+        return None
 
 
 def main() -> None:
@@ -135,7 +133,8 @@ def _place(adapters: PlacedAdapters, orders: "queue.SimpleQueue[Any]", placement
     while True:
         number, digest, slabs = orders.get()
         try:
-            placements.send((number, adapters.place(number, digest, slabs)))
+            failure = adapters.place(number, digest, slabs)
+            placements.send((number, failure and astuple(failure)))
         except BaseException:
             logger.exception("placing an adapter failed: exiting")
             os._exit(os.EX_SOFTWARE)

@@ -36,14 +36,6 @@ logger = logging.getLogger(__name__)
 _PLACE_TIMEOUT_S = 60.0
 """Longest time that a rank may take to read an adapter's shard from the disk."""
 
-PLACED, EVICTED, LOST, UNAVAILABLE = range(-1, 3)
-FAILURES: tuple[Failure, ...] = (
-    Failure("evicted", "another rank found its packed file gone"),
-    Failure("lost", "another rank found its packed file damaged"),
-    Failure("unavailable", "another rank could not read its packed file"),
-)
-"""Failures of a placement: a rank answers with PLACED, or with an index into these."""
-
 
 class RankGroup:
     """All ranks but this one, which are started with the group.
@@ -97,10 +89,10 @@ class RankGroup:
         # A ChannelClosed ends the loader, and with it the engine.
         failure = None
         for channel in self._placements:
-            answered, answer = channel.receive(_PLACE_TIMEOUT_S)
+            answered, failed = channel.receive(_PLACE_TIMEOUT_S)
             assert answered == number, "ranks have lost count of placements"
-            if answer != PLACED:
-                failure = failure or FAILURES[answer]
+            if failed:
+                failure = failure or Failure(*failed)
         return failure
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from engine.rank_process import PlacedAdapters
-from engine.ranks.group import FAILURES, PLACED
 from lora.disk_cache import packed_path
 from lora.filling import SlabFiller
 from lora.layout import Layout
@@ -49,7 +48,7 @@ def world(tmp_path, request):
 def test_an_adapter_lies_in_the_slabs_that_the_first_rank_named(world):
     packed, digest = world.on_disk(1)
     slabs = [2 * k + 1 for k in range(world.slabs)]
-    assert world.placed.place(7, digest, slabs) == PLACED
+    assert world.placed.place(7, digest, slabs) is None
     assert torch.equal(world.arena[torch.tensor(slabs)], packed.slabs)
     generation, tables = world.placed.tables("7")
     assert (generation, tables.digest) == (7, digest)
@@ -58,8 +57,8 @@ def test_an_adapter_lies_in_the_slabs_that_the_first_rank_named(world):
 def test_what_lay_in_a_slab_that_is_taken_is_forgotten_and_nothing_else(world):
     n = world.slabs
     for number, slabs in ((1, [*range(n)]), (2, [*range(n, 2 * n)])):
-        assert world.placed.place(number, world.on_disk(number)[1], slabs) == PLACED
-    assert world.placed.place(3, world.on_disk(3)[1], [*range(n - 1, 0, -1), 2 * n]) == PLACED
+        assert world.placed.place(number, world.on_disk(number)[1], slabs) is None
+    assert world.placed.place(3, world.on_disk(3)[1], [*range(n - 1, 0, -1), 2 * n]) is None
     with pytest.raises(KeyError):
         world.placed.tables("1")
     assert world.placed.tables("2")[0] == 2
@@ -74,10 +73,10 @@ def test_a_file_that_is_gone_or_damaged_is_a_failure_of_its_own_kind(world):
     data[-3] ^= 1
     world.path(damaged).write_bytes(data)
     slabs = list(range(world.slabs))
-    kinds = [FAILURES[world.placed.place(1, digest, slabs)].kind for digest in (gone, damaged)]
+    kinds = [world.placed.place(1, digest, slabs).kind for digest in (gone, damaged)]
     assert kinds == ["evicted", "lost"]
     assert not world.arena.any(), "a damaged adapter is not left in the arena"
     world.path(gone).mkdir()
-    assert FAILURES[world.placed.place(2, gone, slabs)].kind == "unavailable"
+    assert world.placed.place(2, gone, slabs).kind == "unavailable"
     with pytest.raises(KeyError):
         world.placed.tables("1")
