@@ -29,7 +29,11 @@ class Channel:
         return cls(here), there
 
     def send(self, value: Any) -> None:
-        """Send a value. Raises ChannelClosed."""
+        """Send a value. Raises ChannelClosed.
+
+        The call waits while the pipe is full, without a limit of its own: the watchdog of the
+        supervisor ends an engine whose step does not end.
+        """
         data = marshal.dumps(value)
         assert len(data) <= _MOST_BYTES, f"a value of {len(data)} bytes"
         try:
