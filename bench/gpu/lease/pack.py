@@ -18,8 +18,8 @@ _MOST_BYTES = 64 << 20
 PACKAGES = (
     "alembic", "annotated-types", "cffi", "cryptography", "fastapi", "google-re2", "greenlet",
     "httptools", "llguidance", "mako", "msgspec", "opentelemetry-api", "pycparser", "pydantic",
-    "pydantic-core", "pydantic-settings", "python-dotenv", "pyzmq", "redis", "sqlalchemy",
-    "starlette", "typing-extensions", "typing-inspection", "uvicorn",
+    "pydantic-core", "pyzmq", "redis", "sqlalchemy", "starlette", "typing-extensions",
+    "typing-inspection", "uvicorn",
 )  # fmt: skip
 THERE = (
     "annotated-doc", "anyio", "click", "h11", "httpx", "huggingface-hub", "jinja2", "markupsafe",
