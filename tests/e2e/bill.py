@@ -18,7 +18,7 @@ from typing import Literal
 
 import httpx
 import sqlalchemy as sa
-from server.launch.local_pool import engine_folders
+from server.launch.engine_folders import engine_folders
 from sqlalchemy.engine import RowMapping
 
 from bench.process_tree import find_children

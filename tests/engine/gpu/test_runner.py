@@ -74,7 +74,9 @@ def ask(core):
 def cpu(model_dir, tmp_path_factory):
     """Tokens and logprobs that the CPU chooses, and its counts."""
     folder = tmp_path_factory.mktemp("cpu")
-    return *ask(build_core(model_dir, folder, {}, lag=1)), counts(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        wait_for_masks(patch)
+        return *ask(build_core(model_dir, folder, {}, lag=1)), counts(folder)
 
 
 def counts(folder):
@@ -82,10 +84,14 @@ def counts(folder):
     return TokenMeter.read(folder / "meter")[:2]
 
 
+def wait_for_masks(patch):
+    """Have no row compute a token again, for want of its mask, which would be counted again."""
+    patch.setattr("engine.scheduling.forced._LEAST_PATIENCE_S", 60.0)
+
+
 @pytest.fixture
 def patient(monkeypatch):
-    """No row computes a token again, for want of its mask, which would be counted again."""
-    monkeypatch.setattr("engine.scheduling.forced._LEAST_PATIENCE_S", 60.0)
+    wait_for_masks(monkeypatch)
 
 
 def check(found, expected):
