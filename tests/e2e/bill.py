@@ -18,7 +18,6 @@ from typing import Literal
 
 import httpx
 import sqlalchemy as sa
-from server.launch.engine_folders import engine_folders
 from sqlalchemy.engine import RowMapping
 
 from bench.process_tree import find_children
@@ -27,6 +26,7 @@ from engine.wire.messages import PROOF_TENANT
 from server.billing.audit.run import audit
 from server.billing.tables import usage_events
 from server.database.database import Database
+from server.launch.engine_folders import engine_folders
 from tests.e2e.stack import Stack, Tenant
 from tests.e2e.streams import Streamed
 

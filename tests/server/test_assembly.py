@@ -95,6 +95,7 @@ def test_a_spools_folder_is_shared_with_others_whose_files_stay(tmp_path: Path) 
     (spool_dir / "another").touch()
     settings = Settings(model=str(DEMO), data_dir=tmp_path / "data", spool_dir=spool_dir)
     gateway = assemble(settings, demo_entries(settings), AdminKey("admin"))
+    gateway.database.migrate()
 
     async def folder_of_part() -> Path:
         async with gateway.spool.place("ten_1", 1) as place:
