@@ -174,6 +174,7 @@ def test_a_budget_is_shown_with_what_is_left_and_when_it_ends(
     limit_budget(product.gateway.database, acme.tenant_id, 10**10)
     page = signed_in(acme).get("/console").text
     assert "$10.00</strong> left of $10.00" in page
+    assert '<meter min="0" max="1" value="0.0"' in page
     assert "Nothing was spent in the last 7 days." in page
 
 

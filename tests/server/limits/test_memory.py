@@ -160,6 +160,12 @@ def test_a_gateway_that_never_was_starts_full(tmp_path):
     caller.acquire(TOKENS, tokens=600)
 
 
+def test_a_gateway_without_a_file_starts_full_and_keeps_nothing():
+    caller = gateway(None)
+    assert not caller.limiter.is_degraded
+    asyncio.run(caller.limiter.close())
+
+
 def test_a_gateway_that_was_killed_starts_empty_and_says_so_for_a_minute(tmp_path):
     gateway(tmp_path / "limits.json")
     caller = gateway(tmp_path / "limits.json")
