@@ -88,7 +88,7 @@ def check_takes_parts(upload: Upload) -> None:
 
 
 def pending_bytes(conn: Connection, tenant_id: str) -> Pending:
-    """Bytes of parts in the store. A part has a row until `ends.discard` has deleted it."""
+    """Bytes of parts in the store. A part has a row until `sweep.discard` has deleted it."""
     size_bytes = func.sum(upload_parts.c.size_bytes)
     of_tenant = size_bytes.filter(upload_parts.c.tenant_id == tenant_id)
     row = conn.execute(select(func.coalesce(size_bytes, 0), func.coalesce(of_tenant, 0))).one()

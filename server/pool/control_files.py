@@ -15,7 +15,7 @@ the new one.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -147,20 +147,23 @@ class WantedEngines:
 
     def latest(self) -> int | None:
         """The most that a gateway wants; None if none has said."""
-        for path in self._home.glob("pool/wanted*.json"):
+        for path in self._paths():
             self._files.setdefault(path, _wanted_file(path))
         wanted = (file.latest() for file in self._files.values())
         return max((number for number in wanted if number is not None), default=None)
 
     def forget(self) -> None:
         """Delete what the gateways have said."""
-        for path in self._files:
+        for path in self._paths():
             path.unlink(missing_ok=True)
 
     def within(self, least: int, most: int) -> int:
         """The number with its bounds, which hold for all but 0."""
         wanted = self.latest()
         return 0 if wanted == 0 else min(max(wanted or 0, least), most)
+
+    def _paths(self) -> Iterator[Path]:
+        return self._home.glob("pool/wanted*.json")
 
 
 def _wanted_file(path: Path) -> ControlFile[int | None]:

@@ -140,5 +140,5 @@ def test_the_most_that_a_gateway_wants_counts_within_its_bounds(tmp_path):
     for number in (1, 2):
         wanted_file(tmp_path, number).write(0)
     assert wanted.within(2, 4) == 0
-    wanted.forget()
+    WantedEngines(tmp_path).forget()  # which has not looked at any file yet
     assert WantedEngines(tmp_path).latest() is None
